@@ -153,6 +153,12 @@ class RunBuilder:
         self._offset += 4 + len(body)
         return _CRC.pack(crc32c(body)) + body
 
+    def chunks(self, ledger: int, locations: bytes) -> Iterator[bytes]:
+        """Chunks of any number of packed locations of one ledger, sorted by entry."""
+        step = CHUNK_ENTRIES * LOCATION_BYTES
+        for at in range(0, len(locations), step):
+            yield self.chunk(ledger, locations[at : at + step])
+
     def damaged_chunk(self, ledger: int, first: int, last: int, count: int) -> bytes:
         """A chunk that does not verify, in place of a damaged one: entries in its range are damaged, never absent."""
         self.table.append(ledger, first, last, self._offset, count)

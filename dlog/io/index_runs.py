@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 
+from dlog.bookie.entry_log import HEAD_BYTES
 from dlog.bookie.index import (
     TRAILER_BYTES,
     EntryLocation,
@@ -61,6 +62,9 @@ class IndexRun:
         offset, length = self.table.span(row)
         return self.file.pread(length, offset)
 
+    def close(self) -> None:
+        self.file.close()
+
 
 class ChunkFinder:
     """Finds entries of one ledger in a run; caches the last chunk, as entries are asked for in order."""
@@ -87,6 +91,15 @@ class ChunkFinder:
         if row != self._row:
             self._row, self._locations = row, parse_chunk(self._run.read_chunk(row), self._ledger)
         return locate(self._locations, entry)
+
+
+def follows(before: EntryLocation, location: EntryLocation) -> bool:
+    """Whether an entry is the next one of its ledger, and next on disk."""
+    return (
+        location.entry == before.entry + 1
+        and location.log == before.log
+        and location.offset == before.offset + HEAD_BYTES + before.length
+    )
 
 
 def create_file(disk: Disk, directory: str, name: str) -> File:

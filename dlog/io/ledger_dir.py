@@ -16,7 +16,6 @@ import mmap
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from fastcrc.crc32 import iscsi as crc32c
 
@@ -31,27 +30,16 @@ from dlog.bookie.entry_log import (
     section_end,
 )
 from dlog.bookie.id_set import IdSet, decode_id_set
-from dlog.bookie.index import (
-    CHUNK_ENTRIES,
-    LOCATION_BYTES,
-    EntryLocation,
-    LedgerRow,
-    MergeSource,
-    RunBuilder,
-    locate,
-    location_at,
-    merge,
-    pack_location,
-    parse_chunk,
-    runs_to_merge,
-)
+from dlog.bookie.index import EntryLocation, LedgerRow, pack_location
 from dlog.bookie.journal import JournalMark
 from dlog.bookie.manifest import LogFile, Manifest, decode, encode
 from dlog.errors import DamagedError
 from dlog.io.disk import BLOCK_BYTES, Disk, DiskSpace, File, read_file, replace_file
-from dlog.io.index_runs import ChunkFinder, IndexRun, create_file, log_name, open_run, run_name, write_run
+from dlog.io.index_runs import create_file, log_name, run_name
+from dlog.io.ledger_index import LedgerIndex
 from dlog.io.open_logs import OpenLogs
 from dlog.io.reserve import SpaceReserve
+from dlog.io.sorted_index import SortedIndex
 from dlog.wire.entry_summary import HEAD_BYTES_MAX, EntryOutline
 from dlog.wire.framing import Buffer
 
@@ -60,7 +48,6 @@ GONE = "GONE"
 OURS = ("index-", "entries-")
 _WRITE_BYTES = 1 << 20
 _ALONE_BYTES = 32 << 10  # entries of this average size or more are read one by one
-_CHUNK_LOCATIONS = CHUNK_ENTRIES * LOCATION_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +96,12 @@ class LedgerDir:
         self.reserve = SpaceReserve(disk, directory, reserve_bytes)
         self._entry_log_bytes = entry_log_bytes
         self._blocks: memoryview | None = None  # write buffer of `flush`
-        self._runs: tuple[IndexRun, ...] = ()  # oldest first; replaced as a whole
         self._logs = OpenLogs(self._open_log, self._has_log, entry_logs_open_max)
         self._victim: _CompactedLog | None = None
         self._damaged_logs: set[int] = set()  # damaged logs: never compacted
         self.gone = IdSet()  # buried ledgers; replaced as a whole
         self.manifest = Manifest()
+        self.index: LedgerIndex = SortedIndex(disk, directory, lambda: self.gone)
 
     def load(self) -> list[LedgerRow]:
         """Open the files that the manifest names and remove others. Returns the ledgers' states.
@@ -138,16 +125,12 @@ class LedgerDir:
                 self.gone = decode_id_set(gone)
             except DamagedError as error:
                 raise DamagedError(f"{error.message}: file={self._directory}/{GONE}") from error
-        self._runs = tuple(open_run(self._disk, self._directory, run) for run in self.manifest.runs)
+        rows = self.index.load(self.manifest)
         known = {run_name(r.run) for r in self.manifest.runs} | {log_name(e.log) for e in self.manifest.logs}
         for name in self._disk.names(self._directory):
             if name.startswith(OURS) and name not in known:
                 self._disk.unlink(f"{self._directory}/{name}")
-        rows: dict[int, LedgerRow] = {}
-        for run in self._runs:
-            rows.update((row.ledger, row) for row in run.rows if row.ledger not in self.gone)
-            run.rows = ()
-        return list(rows.values())
+        return [row for row in rows if row.ledger not in self.gone]
 
     def space(self) -> DiskSpace:
         """Raises OSError."""
@@ -173,27 +156,15 @@ class LedgerDir:
         Raises DamagedError if the index or entry is damaged, OSError if the disk cannot be read.
         """
         while True:
-            runs = self._runs
+            version = self.index.version
             try:
-                return self._lookup(runs, ledger, entry, entries_max, bytes_max)
+                locations = self.index.find(ledger, entry, entries_max, bytes_max)
+                return self._read(ledger, locations) if locations else []
             except DamagedError:
                 if ledger in self.gone:
                     return []
-                if runs is self._runs:
+                if version == self.index.version:
                     raise  # otherwise the log may have been compacted meanwhile: look up the new location
-
-    def _lookup(
-        self, runs: tuple[IndexRun, ...], ledger: int, entry: int, entries_max: int, bytes_max: int
-    ) -> list[bytes]:
-        for run in reversed(runs):
-            row = run.table.find(ledger, entry)
-            if row < 0:
-                continue
-            locations = parse_chunk(run.read_chunk(row), ledger)
-            number = locate(locations, entry)
-            if number >= 0:
-                return self._read(ledger, _gather(run, row, locations, number, entries_max, bytes_max))
-        return []
 
     def entry_runs(self, ledger: int) -> list[Iterator[tuple[int, int]]]:
         """(first, last) of consecutive ids of the ledger's entries in the present index: for each of its runs in order,
@@ -201,18 +172,7 @@ class LedgerDir:
 
         Taking raises DamagedError and OSError. A ledger that is deleted meanwhile has no more.
         """
-        return [self._entries_in(run, ledger) for run in self._runs]
-
-    def _entries_in(self, run: IndexRun, ledger: int) -> Iterator[tuple[int, int]]:
-        table = run.table
-        for row in table.rows_of(ledger):
-            if ledger in self.gone:
-                return
-            first, last = table.first(row), table.last(row)
-            if table.count(row) == last - first + 1:
-                yield first, last
-            else:
-                yield from _runs_in(parse_chunk(run.read_chunk(row), ledger))
+        return self.index.entry_runs(ledger)
 
     def outlines(self, ledger: int) -> Callable[[int], EntryOutline | None]:
         """A function that reads the first bytes of one entry's packet; None: the present index has no such entry. It is
@@ -220,33 +180,31 @@ class LedgerDir:
 
         It raises DamagedError if the index or the entry is damaged, OSError if the disk cannot be read.
         """
-        runs = self._runs
-        finders = [ChunkFinder(run, ledger) for run in reversed(runs)]
+        version = self.index.version
+        find = self.index.finder(ledger)
 
         def outline(entry: int) -> EntryOutline | None:
-            nonlocal runs, finders
+            nonlocal version, find
             while True:
                 try:
-                    return self._outline(finders, ledger, entry)
+                    return self._outline(find(entry), ledger)
                 except DamagedError:
                     if ledger in self.gone:
                         return None
-                    if runs is self._runs:
+                    if version == self.index.version:
                         raise  # otherwise the log may have been compacted meanwhile: look up the new location
-                    runs = self._runs
-                    finders = [ChunkFinder(run, ledger) for run in reversed(runs)]
+                    version = self.index.version
+                    find = self.index.finder(ledger)
 
         return outline
 
-    def _outline(self, finders: Iterable[ChunkFinder], ledger: int, entry: int) -> EntryOutline | None:
-        for finder in finders:
-            location = finder.find(entry)
-            if location is not None:
-                size = min(location.length, HEAD_BYTES_MAX)
-                head = self._logs.get(location.log).pread(size, location.offset + HEAD_BYTES)
-                check_ids(head, ledger, entry)
-                return EntryOutline(entry, head, location.length)
-        return None
+    def _outline(self, location: EntryLocation | None, ledger: int) -> EntryOutline | None:
+        if location is None:
+            return None
+        size = min(location.length, HEAD_BYTES_MAX)
+        head = self._logs.get(location.log).pread(size, location.offset + HEAD_BYTES)
+        check_ids(head, ledger, location.entry)
+        return EntryOutline(location.entry, head, location.length)
 
     def _read(self, ledger: int, locations: Sequence[EntryLocation]) -> list[bytes]:
         log = self._logs.get(locations[0].log)
@@ -287,25 +245,21 @@ class LedgerDir:
         limbo = limbo or old.limbo
         if not entries and not rows:
             if mark != old.mark or limbo != old.limbo:
-                self._install(replace(old, mark=mark, limbo=limbo), self._runs)
+                self._install(replace(old, mark=mark, limbo=limbo))
             return
-        builder = RunBuilder()
-        chunks: list[bytes] = []
-        logs = old.logs
-        next_file = old.next_file
+        locations: list[tuple[int, bytes]] = []
+        new = replace(old, mark=mark, limbo=limbo)
         if entries:
+            logs = old.logs
             if logs and logs[-1].length < self._entry_log_bytes and not logs[-1].length % BLOCK_BYTES:
                 log, logs = logs[-1], logs[:-1]
             else:
-                log = LogFile(next_file, 0, 0)
-                next_file += 1
-            logs = (*logs, self._write_entries(log, entries, builder, chunks))
-        run = write_run(self._disk, self._directory, next_file, chain(chunks, builder.finish(rows)))
-        opened = open_run(self._disk, self._directory, run, builder.table)
-        manifest = Manifest(mark=mark, next_file=next_file + 1, runs=(*old.runs, run), logs=logs, limbo=limbo)
-        self._install(manifest, (*self._runs, opened))
+                log = LogFile(old.next_file, 0, 0)
+                new = replace(new, next_file=old.next_file + 1)
+            new = replace(new, logs=(*logs, self._write_entries(log, entries, locations)))
+        self._install(self.index.write(locations, rows, new))
 
-    def _write_entries(self, log: LogFile, entries: Half, builder: RunBuilder, chunks: list[bytes]) -> LogFile:
+    def _write_entries(self, log: LogFile, entries: Half, locations: list[tuple[int, bytes]]) -> LogFile:
         """Append all entries in order and a table of contents, in whole blocks. Durable on return."""
         if log.length:
             file = self._logs.get(log.log)
@@ -321,7 +275,7 @@ class LedgerDir:
             writer.add(log_header(log.log))
         contents: list[tuple[int, int, int]] = []
         for ledger in sorted(entries):
-            contents.append(_append_ledger(writer, log.log, ledger, entries[ledger], builder, chunks))
+            contents.append(_append_ledger(writer, log.log, ledger, entries[ledger], locations))
         section = writer.offset
         writer.add(section_end(log.section, contents))
         writer.end()
@@ -330,7 +284,7 @@ class LedgerDir:
             self._logs.drop(log.log)  # full, never written again; readers reopen it
         return LogFile(log.log, writer.offset, section)
 
-    def _install(self, manifest: Manifest, runs: tuple[IndexRun, ...], *, frees: bool = False) -> None:
+    def _install(self, manifest: Manifest, *, frees: bool = False) -> None:
         """Replace the manifest. The directory is synced first, so that the names of new files are durable.
 
         frees: files will be deleted by it, so without space for it the reserve is given up.
@@ -341,34 +295,25 @@ class LedgerDir:
         else:
             replace_file(self._disk, self._directory, MANIFEST, encode(manifest))
         self.manifest = manifest
-        self._runs = runs
+        self.index.installed()
 
     # ---- merging -----------------------------------------------------------------------------------------------------
 
     def merge_runs(self) -> bool:
-        """Merge the newest runs if there are enough; returns whether it did.
+        """Merge parts of the index if there are enough; returns whether it did.
 
         Raises DamagedError if one of them is damaged (nothing is changed), OSError as `flush`.
         """
-        count = runs_to_merge([run.size for run in self._runs])
-        if not count:
-            return False
-        self._merge_newest(count)
-        return True
+        return self._replace_index(self.index.merged(self.manifest))
 
-    def _merge_newest(self, count: int) -> None:
+    def _replace_index(self, new: Manifest | None) -> bool:
+        if new is None:
+            return False
         old = self.manifest
-        kept, merged = self._runs[:-count], self._runs[-count:]
-        number = old.next_file
-        builder = RunBuilder()
-        result = write_run(self._disk, self._directory, number, _merged(merged, builder, self.gone))
-        opened = open_run(self._disk, self._directory, result, builder.table)
-        self._install(
-            replace(old, next_file=number + 1, runs=(*old.runs[:-count], result)),
-            (*kept, opened),
-        )
-        for run in merged:
-            self._disk.unlink(f"{self._directory}/{run_name(run.number)}")
+        self._install(new)
+        for run in set(old.runs) - set(new.runs):
+            self._disk.unlink(f"{self._directory}/{run_name(run.run)}")
+        return True
 
     # ---- garbage collection ------------------------------------------------------------------------------------------
 
@@ -408,8 +353,7 @@ class LedgerDir:
 
         Raises OSError; after NO_SPACE nothing has changed. Raises DamagedError if an index run is damaged.
         """
-        if self._is_index_stale():
-            self._merge_newest(len(self._runs))
+        self._replace_index(self.index.without_deleted(self.manifest))
 
     def hold_reserve(self) -> None:
         """See SpaceReserve.hold. Raises OSError."""
@@ -483,7 +427,7 @@ class LedgerDir:
         while victim.ledgers:
             ledger = victim.ledgers[0]
             if ledger not in self.gone:
-                for location in self._live_locations_in(victim.log.log, ledger):
+                for location in self.index.locations_in(victim.log.log, ledger):
                     (packet,) = self._read(ledger, [location])
                     entries.setdefault(ledger, {})[location.entry] = Stored(packet, crc32c(packet))
                     size += location.length
@@ -492,36 +436,19 @@ class LedgerDir:
             victim.ledgers.popleft()
         return entries, size
 
-    def _live_locations_in(self, log: int, ledger: int) -> Iterator[EntryLocation]:
-        """Locations of the ledger's entries whose newest location is in this log."""
-        for age, run in enumerate(self._runs):
-            newer = [ChunkFinder(later, ledger) for later in self._runs[age + 1 :]]
-            for row in run.table.rows_of(ledger):
-                locations = parse_chunk(run.read_chunk(row), ledger)
-                for number in range(len(locations) // LOCATION_BYTES):
-                    location = location_at(locations, number)
-                    if location.log == log and not any(finder.has(location.entry) for finder in newer):
-                        yield location
-
     def _drop_logs(self, logs: Sequence[LogFile]) -> None:
         """Remove logs from the manifest, then delete them. Readers go on: the last one closes the file."""
         if not logs:
             return
         kept = tuple(log for log in self.manifest.logs if log not in logs)
-        self._install(replace(self.manifest, logs=kept), tuple(self._runs), frees=True)
+        self._install(replace(self.manifest, logs=kept), frees=True)
         for log in logs:
             self._logs.drop(log.log)
             self._disk.unlink(f"{self._directory}/{log_name(log.log)}")
 
-    def _is_index_stale(self) -> bool:
-        chunks = sum(len(run.table) for run in self._runs)
-        dead = sum(ledger in self.gone for run in self._runs for ledger in run.table.columns[0])
-        return dead * 4 >= chunks > 0 and dead > 0
-
     def close(self) -> None:
         self._logs.close()
-        for run in self._runs:
-            run.file.close()
+        self.index.close()
 
 
 @contextlib.contextmanager
@@ -531,16 +458,6 @@ def _unreadable_is_damaged() -> Iterator[None]:
         yield
     except OSError as error:
         raise DamagedError(f"the disk cannot be read: {error.strerror}") from error
-
-
-def _merged(runs: Sequence[IndexRun], builder: RunBuilder, gone: IdSet) -> Iterator[bytes]:
-    """Contents of the merged run: chunks, then table, ledger states and trailer."""
-    for ledger, locations in merge([MergeSource(run.table, run.read_chunk) for run in runs], gone):
-        yield builder.chunk(ledger, locations)
-    rows: dict[int, LedgerRow] = {}
-    for run in runs:
-        rows.update((row.ledger, row) for row in IndexRun(run.named, run.file).rows if row.ledger not in gone)
-    yield from builder.finish(rows[ledger] for ledger in sorted(rows))
 
 
 class _DirectWriter:
@@ -594,7 +511,7 @@ def _entries_bytes(entries: dict[int, Stored]) -> int:
 
 
 def _append_ledger(
-    writer: _DirectWriter, log: int, ledger: int, entries: dict[int, Stored], builder: RunBuilder, chunks: list[bytes]
+    writer: _DirectWriter, log: int, ledger: int, entries: dict[int, Stored], into: list[tuple[int, bytes]]
 ) -> tuple[int, int, int]:
     """Append one ledger's entries in order; returns its line of the table of contents."""
     begin = writer.offset
@@ -604,9 +521,7 @@ def _append_ledger(
         locations.append(pack_location(entry, log, len(stored.packet), writer.offset))
         writer.add(entry_head(stored))
         writer.add(stored.packet)
-    packed = b"".join(locations)
-    for at in range(0, len(packed), _CHUNK_LOCATIONS):
-        chunks.append(builder.chunk(ledger, packed[at : at + _CHUNK_LOCATIONS]))
+    into.append((ledger, b"".join(locations)))
     return ledger, len(entries), writer.offset - begin
 
 
@@ -623,45 +538,3 @@ def _stored(log: File, locations: Sequence[EntryLocation]) -> Iterator[tuple[byt
     for location in locations:
         at = location.offset - first.offset + HEAD_BYTES
         yield data[at - HEAD_BYTES : at], data[at : at + location.length]
-
-
-def _runs_in(locations: bytes) -> list[tuple[int, int]]:
-    """Runs of consecutive ids in one chunk."""
-    found: list[tuple[int, int]] = []
-    for number in range(len(locations) // LOCATION_BYTES):
-        entry = location_at(locations, number).entry
-        if found and found[-1][1] + 1 == entry:
-            found[-1] = (found[-1][0], entry)
-        else:
-            found.append((entry, entry))
-    return found
-
-
-def _gather(
-    run: IndexRun, row: int, locations: bytes, number: int, entries_max: int, bytes_max: int
-) -> list[EntryLocation]:
-    """Locations from `number` on, consecutive in entry id and on disk, within the limits, across chunks."""
-    found = [location_at(locations, number)]
-    size = found[0].length
-    ledger = run.table.ledger(row)
-    while len(found) < entries_max:
-        number += 1
-        if number * LOCATION_BYTES == len(locations):
-            if not run.table.goes_on(row):
-                break
-            row, number = row + 1, 0
-            try:
-                locations = parse_chunk(run.read_chunk(row), ledger)
-            except DamagedError:
-                break  # a lookup of an entry in this chunk reports it
-        before, location = found[-1], location_at(locations, number)
-        size += location.length
-        if (
-            location.entry != before.entry + 1
-            or location.log != before.log
-            or location.offset != before.offset + HEAD_BYTES + before.length
-            or size > bytes_max
-        ):
-            break
-        found.append(location)
-    return found

@@ -218,14 +218,14 @@ def _failed_sync_is_taken_for_no_room(patch: Patch) -> None:
 def _merge_drops_the_runs_first(patch: Patch) -> None:
     install = LedgerDir._install
 
-    def hasty(directory: LedgerDir, manifest: Any, runs: tuple[Any, ...]) -> None:
+    def hasty(directory: LedgerDir, manifest: Any, *, frees: bool = False) -> None:
         kept = {run.run for run in manifest.runs}
         for run in directory.manifest.runs:
             if run.run not in kept:
                 directory._disk.unlink(f"{directory._directory}/index-{run.run:08x}")
                 directory._disk.sync_dir(directory._directory)
                 directory._disk.create(f"{directory._directory}/index-{run.run:08x}")
-        install(directory, manifest, runs)
+        install(directory, manifest, frees=frees)
 
     patch.setattr(LedgerDir, "_install", hasty)
 
@@ -236,7 +236,7 @@ def _merge_forgets_the_oldest(patch: Patch) -> None:
 
     from dlog.bookie.index import merge
 
-    patch.setattr("dlog.io.ledger_dir.merge", short)
+    patch.setattr("dlog.io.sorted_index.merge", short)
 
 
 def _no_room_is_answered_as_done(patch: Patch) -> None:

@@ -49,7 +49,7 @@ def _entries_are_not_checked(patch: pytest.MonkeyPatch) -> None:
 
 
 def _chunks_are_not_checked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("dlog.io.ledger_dir.parse_chunk", lambda data, ledger: data[16:])
+    patch.setattr("dlog.io.sorted_index.parse_chunk", lambda data, ledger: data[16:])
 
 
 def _damage_is_told_as_absence(patch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from tests.crashpoints.states import states
 from tests.crashpoints.station import PATHS, Station, packet
 from tests.crashpoints.stories import STORIES, Story
 from tests.simulation.disk import Image, SimulatedDisk, coin
+from tests.sorted_runs import runs_of
 from tests.unit.bookie.test_ledger_dir import DIR, half, row
 
 Told = tuple[FindingKind, str, int, int, int, int]
@@ -86,7 +87,7 @@ def _location(disk: SimulatedDisk, ledger: int, entry: int) -> tuple[str, int]:
     """Log and offset of an entry's newest record."""
     made = LedgerDir(disk, DIR, 1)
     made.load()
-    for run in reversed(made._runs):
+    for run in reversed(runs_of(made)):
         for number in run.table.rows_of(ledger):
             data = run.read_chunk(number)[16:]
             for at in range(len(data) // LOCATION_BYTES):

@@ -34,6 +34,7 @@ from tests.simulation.kernel import S, Violation
 from tests.simulation.service import workload
 from tests.simulation.service.loop import Process
 from tests.simulation.service.nodes import BookieNode
+from tests.sorted_runs import runs_of
 
 if TYPE_CHECKING:
     from dlog.client.client import Client
@@ -244,7 +245,7 @@ class Collections:
                 is_full = log.length >= options.entry_log_bytes
                 if not live or (is_full and live < total * options.gc_minor_share):
                     return f"entry log {log.log} of {name}: {live} of {total} bytes are of ledgers that exist"
-            dead = [ledger in gone for run in directory._runs for ledger in run.table.columns[0]]
+            dead = [ledger in gone for run in runs_of(directory) for ledger in run.table.columns[0]]
             if any(dead) and sum(dead) * 4 >= len(dead):
                 return f"the index of {name}: {sum(dead)} of {len(dead)} chunks are of ledgers that are gone"
         return ""

@@ -20,7 +20,7 @@ from dlog.bookie.id_set import IdSet
 from dlog.bookie.index import LedgerRow, RunBuilder
 from dlog.bookie.manifest import LogFile
 from dlog.errors import MetadataUnavailableError
-from dlog.io import ledger_dir
+from dlog.io import sorted_index
 from dlog.io.ledger_dir import LedgerDir
 from dlog.io.metadata import StreamHead
 from dlog.machine import Missing, Versioned
@@ -139,7 +139,7 @@ def _stale(compact: Any) -> Any:
         if copied == 0:
             left = {log.log for log in self.manifest.logs}
             logs = tuple(log for log in begun[self] if log.log in left)
-            self._install(replace(self.manifest, logs=logs), self._runs)
+            self._install(replace(self.manifest, logs=logs))
         return copied
 
     return wrong
@@ -206,7 +206,7 @@ def _rewritten(spoil: Callable[[LedgerRow], LedgerRow]) -> Plant:
 
     @contextlib.contextmanager
     def plant() -> Iterator[None]:
-        merged, finish = ledger_dir._merged, RunBuilder.finish
+        merged, finish = sorted_index._merged, RunBuilder.finish
 
         def spoilt(self: RunBuilder, rows: Iterable[LedgerRow]) -> Any:
             return finish(self, map(spoil, rows))
@@ -215,7 +215,7 @@ def _rewritten(spoil: Callable[[LedgerRow], LedgerRow]) -> Plant:
             with mock.patch.object(RunBuilder, "finish", spoilt):
                 yield from merged(runs, builder, gone)
 
-        with mock.patch.object(ledger_dir, "_merged", wrong):
+        with mock.patch.object(sorted_index, "_merged", wrong):
             yield
 
     return plant

@@ -26,6 +26,7 @@ from dlog.wire.bookie import Code
 from dlog.wire.digest import crc32c
 from tests.crashpoints.station import Station, add, packet
 from tests.simulation.disk import SimulatedDisk, SimulatedFile
+from tests.sorted_runs import runs_of
 
 DIR = "/d"
 
@@ -311,7 +312,7 @@ def test_rows_and_chunks_of_ledgers_that_are_gone_leave_the_index() -> None:
     made.flush(half(*[(ledger, 0) for ledger in range(100)]), [row(n, 0) for n in range(100)], FIRST_MARK)
     made.bury(range(99))
     made.shrink_index()
-    (run,) = made._runs
+    (run,) = runs_of(made)
     assert len(run.table) == 1
     assert [r.ledger for r in LedgerDir(disk, DIR, 1).load()] == [99]
 
@@ -490,7 +491,7 @@ def test_a_directory_without_room_keeps_no_other_from_being_compacted_and_collec
 
 
 def roomy_has(dirs: LedgerDirs, ledger: int) -> bool:
-    return any(ledger in run.table.columns[0] for run in dirs._dirs[1]._runs)
+    return any(ledger in run.table.columns[0] for run in runs_of(dirs._dirs[1]))
 
 
 @pytest.mark.parametrize("copy_on_write", [False, True])
@@ -588,15 +589,15 @@ def test_the_index_is_read_a_chunk_at_a_time_by_a_compaction(monkeypatch: pytest
     for step in range(3):
         made.flush(half(*[(2, 1000 * step + e) for e in range(700)], (1, step), body=bytes(100)), [], FIRST_MARK)
     made.bury([1])
-    chunks = sum(len(run.table) for run in made._runs)
+    chunks = sum(len(run.table) for run in runs_of(made))
     count = [0]
-    read_chunk = type(made._runs[0]).read_chunk
+    read_chunk = type(runs_of(made)[0]).read_chunk
 
     def counted(run: Any, row: int) -> bytes:
         count[0] += 1
         return read_chunk(run, row)
 
-    monkeypatch.setattr(type(made._runs[0]), "read_chunk", counted)
+    monkeypatch.setattr(type(runs_of(made)[0]), "read_chunk", counted)
     made.compact(0.9999, 1 << 30)
     assert 0 < count[0] <= 2 * chunks
 

@@ -21,6 +21,7 @@ from dlog.io.ledger_dir import LedgerDir
 from dlog.wire.bookie_availability import GROUPS_MAX
 from tests.crashpoints.station import fresh
 from tests.simulation.disk import SimulatedDisk
+from tests.sorted_runs import sorted_index
 from tests.unit.bookie.test_ledger_dir import directory, half, row
 
 Group = tuple[int, int, int, int]  # first, last, size, period
@@ -77,7 +78,7 @@ def test_a_ledger_of_a_hundred_million_entries_is_one_group() -> None:
         column.extend(values)
     table.columns[4].extend(itertools.repeat(CHUNK_ENTRIES, chunks))
     made = directory(SimulatedDisk())
-    made._runs = (SimpleNamespace(table=table),)  # type: ignore[assignment]  # no chunk is read
+    sorted_index(made).runs = (SimpleNamespace(table=table),)  # type: ignore[assignment]  # no chunk is read
     assert groups(list_of(made.entry_runs(1), [])) == [(0, 0, chunks * CHUNK_ENTRIES, 0)]
 
 
