@@ -166,7 +166,11 @@ async def test_tls_begins_once_the_answer_is_written_and_nothing_is_read_until_t
     assert not client.sink.reading, "the handshake is no request"
 
 
-@pytest.mark.parametrize("data", [START_TLS + READ, START_TLS + READ[:7], READ + START_TLS])
+@pytest.mark.parametrize(
+    "data",
+    [START_TLS + READ, START_TLS + READ[:7], READ + START_TLS],
+    ids=["request behind", "part of one behind", "unanswered request before"],
+)
 async def test_plain_text_around_start_tls_ends_the_connection(data: bytes) -> None:
     """Else whoever is on the network could put requests before those of a client that has shown its certificate."""
     client = Client(waits=False, has_certificate=True)
