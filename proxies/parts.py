@@ -90,7 +90,9 @@ async def opened(
             members=tuning.members,
             rng=rng,
         ) as metadata,
-        BookieClient(resolver(metadata), rng=rng, options=tuning.bookies, on_event=tell) as bookies,
+        BookieClient(
+            resolver(metadata), rng=rng, options=tuning.bookies.configured(tuning.stores.ledger), on_event=tell
+        ) as bookies,
         Ledgers(metadata, bookies, rng=rng, options=tuning.ledgers, on_event=tell) as ledgers,
         open_stores(
             ledgers,

@@ -23,7 +23,7 @@ from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError
 from dlog.events import Event, VariablesIgnored
 from dlog.hostport import join_host_port
-from dlog.io import local_transport, logs, metrics, process, settings
+from dlog.io import local_transport, logs, metrics, process, settings, tls
 from dlog.io.disk import RealDisk
 from dlog.io.listening import listening_socket
 from dlog.io.metadata import BookieInfo
@@ -49,8 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def serve(options: BookieOptions) -> None:
-    """Run until SIGTERM. Raises the errors of `running.run`, and ConfigError if the port cannot be bound."""
+    """Run until SIGTERM. Raises the errors of `running.run`, and ConfigError if the port cannot be bound or the
+    certificate cannot be used."""
     stopping = process.stop_event(_tell)
+    context = (
+        tls.server_context(options.tls_certificate, options.tls_key, options.tls_client_ca)
+        if options.tls_certificate
+        else None
+    )
     listener = _bind(options.host, options.port)
     address = options.advertise or join_host_port(process.reachable_host(options.host), listener.getsockname()[1])
     loop = asyncio.get_running_loop()
@@ -78,6 +84,7 @@ async def serve(options: BookieOptions) -> None:
         connect=metadata,
         listen=listen,
         address=address,
+        tls=context,
     )
     with contextlib.ExitStack() as stack:
         stack.callback(listener.close)

@@ -4,13 +4,17 @@ Invariants:
 - a request is taken only while the client reads its responses and few of its requests wait for the disk, an add only
   while the write cache has room. Until then at most one chunk of requests waits here, and the socket is not read;
 - each request but an add counts as a read until it is answered, or is a long poll that waits. Few of those may wait;
+- a connection becomes a TLS one only while no other request of it waits and no byte has come behind START_TLS: what was
+  sent in plain text never counts as sent under TLS;
 - a client that half-closes gets every pending response before the connection ends; its long polls end at once.
+  Under TLS the connection ends at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import ssl
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
@@ -22,11 +26,14 @@ from dlog.io.receive_buffers import buffer_for, received
 from dlog.machine import Peer
 from dlog.wire.bookie import AddEntry, Code, EntryAdded, Unsupported, encode_added, encode_response
 from dlog.wire.bookie_port import PortRequest, RequestDecoder
-from dlog.wire.bookie_v3 import V3Request
-from dlog.wire.bookie_v3_messages import ReadWithLac, ReadWithLacDone
+from dlog.wire.bookie_v3 import EBADREQ, V3Request, refusal
+from dlog.wire.bookie_v3_messages import ReadWithLac, ReadWithLacDone, StartTls, TlsStarted
+from dlog.wire.bookie_v3_responses import encode_v3_response
 from dlog.wire.framing import Buffer
 
 Take = Callable[[Peer, Any], None]
+
+HANDSHAKE_S = 10.0  # for a client to finish the TLS handshake; Java's gives up after as long
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -36,7 +43,8 @@ class Connection(asyncio.BufferedProtocol):
     the end of each turn that took requests. out_dirty: called when responses wait for `flush`. is_congested: whether
     adds must wait; `resume` is called when that ends. on_eof: the client sends nothing more, end its long polls.
     count_bytes: called with each change in bytes of incomplete frames; False: all connections together hold too many,
-    close this one. is_refused: over the limit, close at once.
+    close this one. is_refused: over the limit, close at once. upgrade: called to have `start_tls` run; None: the bookie
+    has no certificate.
     """
 
     __slots__ = (
@@ -61,6 +69,8 @@ class Connection(asyncio.BufferedProtocol):
         "_take",
         "_taking",
         "_transport",
+        "_under_tls",
+        "_upgrade",
         "_waits_since_s",
         "_writable",
         "polling",
@@ -78,6 +88,7 @@ class Connection(asyncio.BufferedProtocol):
         on_lost: Callable[[Connection], None],
         count_bytes: Callable[[int], bool],
         is_refused: bool = False,
+        upgrade: Callable[[Connection], None] | None = None,
     ) -> None:
         self._options = options
         self._take = take
@@ -102,6 +113,8 @@ class Connection(asyncio.BufferedProtocol):
         self._closing = False
         self._lost = False
         self._is_refused = is_refused
+        self._upgrade = upgrade
+        self._under_tls = False
         self._transport: asyncio.Transport
 
     # ---- called by the loop ------------------------------------------------------------------------------------------
@@ -141,7 +154,7 @@ class Connection(asyncio.BufferedProtocol):
         self._closing = True
         self._on_eof(self)
         self._close_if_done()
-        return True  # stay open for pending responses
+        return not self._under_tls  # stay open for pending responses; TLS has no half-closed connections
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -152,6 +165,8 @@ class Connection(asyncio.BufferedProtocol):
         self._settle()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._lost:
+            return
         self._lost = True
         self._count_bytes(-self._buffered)
         self._buffered = 0
@@ -199,6 +214,25 @@ class Connection(asyncio.BufferedProtocol):
         self._out += buffers
         for buffer in buffers:
             self._out_bytes += len(buffer)
+
+    async def start_tls(self, context: ssl.SSLContext) -> None:
+        """Do the TLS handshake, as its server; the connection is lost if it fails. Cancelling loses the connection."""
+        loop = asyncio.get_running_loop()
+        transport: asyncio.Transport | None = None
+        try:
+            if not self._lost:
+                transport = await loop.start_tls(
+                    self._transport, self, context, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
+                )
+        except OSError:
+            pass  # no TLS, no accepted certificate, or too slow: the loop has closed the socket
+        finally:
+            if transport is None:
+                self._transport.abort()
+                self.connection_lost(None)  # the loop reports no end of a connection that was in its handshake
+        if transport is not None and not self._lost:
+            self._transport = transport
+            self._transport.set_write_buffer_limits(high=self._options.connection_out_bytes_max)
 
     def flush(self) -> None:
         """Write the queue in one call, then take waiting requests."""
@@ -277,8 +311,26 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._transport.pause_reading()
 
+    def _begin_tls(self, request: V3Request) -> None:
+        if self._upgrade is None or self._under_tls:
+            self._owed += 1
+            self._owed_reads += 1
+            self.send(Unsupported(refusal(request.call.header, EBADREQ)))
+            return
+        if self._owed or self._out or self._inbox or self._decoder.frames.have:
+            self._transport.abort()  # these were, or would be, plain text on a connection that counts as encrypted
+            return
+        self._under_tls = True
+        self._waits_since_s = asyncio.get_running_loop().time()
+        self._transport.pause_reading()  # what comes next belongs to the handshake, which resumes it
+        self._transport.writelines(encode_v3_response(request.call, TlsStarted(Code.OK)))
+        self._upgrade(self)
+
     def _take_v3(self, request: V3Request) -> None:
         exchange, message = V3Exchange(request, self), request.message
+        if isinstance(message, StartTls):
+            self._begin_tls(request)
+            return
         self._owed += 1
         if exchange.counts_as_read:
             self._owed_reads += 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import ssl
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class BookieEnvironment:
     """Environment of a bookie: disk, threads, metadata and network.
 
     connect: opens the metadata store, after the directories are locked. listen: see server.py; address: its host:port
-    as advertised.
+    as advertised. tls: the bookie's certificate, if it has one.
     """
 
     disk: Disk
@@ -45,6 +46,7 @@ class BookieEnvironment:
     connect: Callable[[], AbstractAsyncContextManager[BookieMetadata]]
     listen: Listen
     address: str
+    tls: ssl.SSLContext | None = None
     random_bits: Callable[[int], int] = secrets.randbits
 
 
@@ -73,7 +75,9 @@ async def run(
                 collector = GarbageCollector(
                     await metadata.instance_id(), record, lambda: f"{environment.random_bits(128):032x}"
                 )
-            server = BookieServer(options, environment.disk, opened, dirs.all, environment.threads, tell=tell)
+            server = BookieServer(
+                options, environment.disk, opened, dirs.all, environment.threads, tell=tell, tls=environment.tls
+            )
             location = NetworkLocation(options.region, options.rack)
             info = BookieInfo(bookie, *split_host_port(environment.address), location, summaries=True)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -90,7 +91,8 @@ class BookieMetadata(CollectionMetadata, Membership, Protocol):
 class BookieServer:
     """Serves one opened storage.
 
-    tell: called with every event. directories: their free space is watched. threads: run blocking calls.
+    tell: called with every event. directories: their free space is watched. threads: run blocking calls. tls: the
+    certificate for clients that send START_TLS; None: they are refused.
     """
 
     def __init__(
@@ -102,8 +104,12 @@ class BookieServer:
         threads: Threads,
         *,
         tell: Callable[[Event], None],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._options = options
+        self._tls = tls
+        self._handshakes: dict[asyncio.Task[None], None] = {}
+        self._tasks: asyncio.TaskGroup  # of `run`
         self._tell = tell
         self._threads = threads
         self._loop = asyncio.get_running_loop()
@@ -177,6 +183,7 @@ class BookieServer:
         server = await listen(self._connect)
         try:
             async with asyncio.TaskGroup() as task_group:
+                self._tasks = task_group
                 tasks = [
                     task_group.create_task(self._watch_space(), name="bookie space"),
                     task_group.create_task(self._checkpoint(), name="bookie checkpoints"),
@@ -196,9 +203,10 @@ class BookieServer:
                         tasks.append(task_group.create_task(self._collect(metadata, info, collector), name="bookie gc"))
                 on_ready()
                 await stopping.wait()
-                for task in tasks:
+                server.close()
+                self._tls = None
+                for task in (*tasks, *self._handshakes):
                     task.cancel()
-            server.close()
             if metadata is not None and info is not None:
                 with contextlib.suppress(DLogError, TimeoutError):
                     async with asyncio.timeout(2.0):  # otherwise the end of the session does it
@@ -362,9 +370,18 @@ class BookieServer:
             on_lost=self._lost,
             count_bytes=self._count_received,
             is_refused=len(self._connections) >= self._options.connections_max,
+            upgrade=self._upgrade if self._tls is not None else None,
         )
         self._connections[connection] = None
         return connection
+
+    def _upgrade(self, connection: Connection) -> None:
+        if self._tls is None:
+            connection.abort()  # the bookie is stopping
+            return
+        handshake = self._tasks.create_task(connection.start_tls(self._tls), name="bookie TLS handshake")
+        self._handshakes[handshake] = None
+        handshake.add_done_callback(lambda done: self._handshakes.pop(done, None))
 
     def _lost(self, connection: Connection) -> None:
         self._connections.pop(connection, None)

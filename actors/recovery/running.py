@@ -56,12 +56,14 @@ async def run(
         await metadata.instance_id()
         marks = metadata.underreplication(name)
         await marks.prepare()
-        bookies = await stack.enter_async_context(environment.bookies(metadata, BookieClientOptions()))
+        bookies = await stack.enter_async_context(
+            environment.bookies(metadata, BookieClientOptions().configured(section))
+        )
         limits = LedgersOptions(repair=RepairOptions(rate_bytes_per_s=options.worker_bytes_s)).configured(section)
         ledgers = await stack.enter_async_context(Ledgers(metadata, bookies, rng=rng, options=limits, on_event=tell))
         auditing = Auditing(options, metadata, marks, metadata.auditor_election(name), tell)
         # comparisons have connections of their own: slow summaries never close those of repairs
-        slow = BookieClientOptions(request_timeout_s=COMPARE_TIMEOUT_S)
+        slow = BookieClientOptions(request_timeout_s=COMPARE_TIMEOUT_S).configured(section)
         compared = await stack.enter_async_context(environment.bookies(metadata, slow))
         comparable = await stack.enter_async_context(Ledgers(metadata, compared, rng=rng, on_event=tell))
         comparing = Comparing(options, comparable, marks, lambda: auditing.is_auditor, tell)

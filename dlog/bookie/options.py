@@ -34,6 +34,13 @@ class BookieOptions:
     tcp_only: bool = option(False, "offer no Unix socket to processes on this machine")
     http_port: int = option(0, "port of /metrics, /live and /ready; 0: none")
 
+    # TLS, for clients that send START_TLS; others are served in plain text
+    tls_certificate: str = option("", "PEM file of the bookie's certificate and its chain; empty: no TLS")
+    tls_key: str = option("", "PEM file of the certificate's private key, without a password")
+    tls_client_ca: str = option(
+        "", "PEM file of the authorities whose certificates clients must show under TLS; empty: clients need none"
+    )
+
     # journal
     journal_file_bytes: int = option(
         64 * MiB, "size of a journal file, reserved when it is made", sim=(16 * KiB, 256 * KiB)
@@ -117,6 +124,10 @@ class BookieOptions:
             raise ValueError(f"journal_file_bytes must be at least {16 * KiB}: value={self.journal_file_bytes}")
         if self.disk_free_reserve_bytes > self.disk_free_min_bytes:
             raise ValueError("disk_free_reserve_bytes must not exceed disk_free_min_bytes")
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise ValueError("tls_certificate and tls_key must be given together")
+        if self.tls_client_ca and not self.tls_certificate:
+            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
         port_number(self, "port", "http_port")
         check_positive(
             self, "checkpoint_s", "disk_check_s", "frame_s", "connections_max", "ledgers_max", "reads_waiting_max"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from dlog.cli.cluster import metadata_of
+from dlog.cli.cluster import bookie_client_options, metadata_of
 from dlog.cli.discovery import zookeeper_options
 from dlog.cli.output import CommandError, MutatingCommand, note, say, say_json
 from dlog.events import Event, PlacementNotKept
@@ -235,7 +235,7 @@ def replace_with(
         limits = LedgersOptions(repair=RepairOptions(rate_bytes_per_s=rate_bytes_s // AT_ONCE))
         async with (
             metadata_of(hosts, namespace, directory) as (metadata, _, _),
-            BookieClient(resolver(metadata), rng=rng) as bookies,
+            BookieClient(resolver(metadata), rng=rng, options=bookie_client_options()) as bookies,
             Ledgers(metadata, bookies, rng=rng, options=limits, on_event=told) as ledgers,
         ):
             try:

@@ -20,6 +20,7 @@ from dlog.io.clock import unix_ms
 from dlog.options import parse_duration_s
 
 if TYPE_CHECKING:
+    from dlog.io.bookie_client import BookieClientOptions
     from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 
 LEDGERS_COUNTED_MAX = 100_000
@@ -37,6 +38,15 @@ async def metadata_of(
     found, path = zookeeper(hosts, namespace, directory)
     async with await ZooKeeperMetadata.connect(found, path) as metadata:
         yield metadata, found, path
+
+
+def bookie_client_options() -> BookieClientOptions:
+    """How commands connect to bookies: section [ledger], as far as the environment has it. Raises ConfigError."""
+    from dlog.io.bookie_client import BookieClientOptions
+    from dlog.io.settings import load
+    from dlog.ledger.ledger_options import LedgerOptions
+
+    return BookieClientOptions().configured(load(LedgerOptions, "ledger", None, {}))
 
 
 @click.group()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlog.cli import verification
-from dlog.cli.cluster import metadata_of
+from dlog.cli.cluster import bookie_client_options, metadata_of
 from dlog.cli.discovery import zookeeper_options
 from dlog.cli.output import (
     EXIT_FAILED,
@@ -51,7 +51,7 @@ async def ledgers_of(hosts: str | None, namespace: str | None, directory: str | 
     rng = random.Random(os.urandom(8))
     async with (
         metadata_of(hosts, namespace, directory) as (metadata, _, _),
-        BookieClient(resolver(metadata), rng=rng) as bookies,
+        BookieClient(resolver(metadata), rng=rng, options=bookie_client_options()) as bookies,
         Ledgers(metadata, bookies, rng=rng) as ledgers,
     ):
         yield ledgers

@@ -100,7 +100,7 @@ async def open_objects(cluster: Cluster) -> AsyncIterator[ObjectAccess]:
     """The objects of a cluster, and their metadata, open in the scope. Raises CommandError, ConfigError,
     MetadataUnavailableError."""
     from dlog.client.operation_sender import operation_sender
-    from dlog.io.bookie_client import BookieClient
+    from dlog.io.bookie_client import BookieClient, BookieClientOptions
     from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
     from dlog.io.s3_store import S3Access
     from dlog.io.stores import open_stores
@@ -117,7 +117,7 @@ async def open_objects(cluster: Cluster) -> AsyncIterator[ObjectAccess]:
     names = ["ledger", *(["file"] if options.file.directory else []), "s3-direct", "s3"]
     async with (
         await ZooKeeperMetadata.connect(cluster.zookeeper, cluster.namespace, rng=rng) as metadata,
-        BookieClient(resolver(metadata), rng=rng) as bookies,
+        BookieClient(resolver(metadata), rng=rng, options=BookieClientOptions().configured(options.ledger)) as bookies,
         Ledgers(metadata, bookies, rng=rng, options=LedgersOptions(placement=options.ledger)) as ledgers,
     ):
         access = S3Access(metadata, lambda *_: operation_sender(metadata, rng))

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, cast
@@ -22,9 +23,11 @@ from typing import Any, cast
 from dlog.errors import ConnectionLostError, DamagedError, ProtocolError
 from dlog.events import BookieLost, Event
 from dlog.io import local_transport, metrics
-from dlog.io.bookie_questions import read_list
+from dlog.io.bookie_questions import check_tls_response, read_list
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.receive_buffers import buffer_for, received
+from dlog.io.tls import client_context
+from dlog.ledger.ledger_options import LedgerOptions
 from dlog.machine import Fact, Peer, PeerLost, Received
 from dlog.model.ids import BookieId
 from dlog.options import MiB, option
@@ -44,8 +47,9 @@ from dlog.wire.bookie import (
     encode_request,
 )
 from dlog.wire.bookie_info import address_of
+from dlog.wire.bookie_v3_asking import encode_tls_request
 from dlog.wire.bookie_v3_messages import ListEntries
-from dlog.wire.framing import Buffer
+from dlog.wire.framing import Buffer, Decoder
 
 Resolve = Callable[[BookieId], tuple[str, int] | None]
 Question = tuple[int, int, int]  # key that matches a response: operation, ledger, entry or request number
@@ -54,6 +58,7 @@ _ADD, _READ, _BATCH, _SUMMARY = 1, 2, 3, 4
 _CONNECTIONS_LOST = metrics.BOOKIE_CONNECTIONS_LOST
 _TIMEOUTS = metrics.BOOKIE_TIMEOUTS
 _LAGGING = metrics.BOOKIE_LAGGING
+_TLS_RESPONSE_BYTES_MAX = 4096
 _JOINED_BYTES_MAX = 4096  # requests up to this size are copied into one buffer: cheaper than several per bookie
 
 
@@ -66,6 +71,20 @@ class BookieClientOptions:
     lag_bytes_max: int = option(64 * MiB, sim=(64 * 1024, 64 * MiB))  # unanswered bytes at one bookie
     backoff_min_s: float = option(0.02, sim=(0.0, 0.1))
     backoff_max_s: float = option(2.0, sim=(0.1, 5.0))
+    tls_ca: str = ""  # see LedgerOptions, also for the next three
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_check_hostname: bool = False
+
+    def configured(self, section: LedgerOptions) -> BookieClientOptions:
+        """These settings with those of section [ledger]."""
+        return replace(
+            self,
+            tls_ca=section.bookie_tls_ca,
+            tls_certificate=section.bookie_tls_certificate,
+            tls_key=section.bookie_tls_key,
+            tls_check_hostname=section.bookie_tls_check_hostname,
+        )
 
 
 class BookieRequester:
@@ -106,7 +125,8 @@ class BookieClient:
     """All connections of a process to bookies: `async with BookieClient(...) as bookies`.
 
     resolve: a bookie's registered address; None: not registered, so its last address is tried, then its id if that is
-    host:port.
+    host:port. With `tls_ca` every connection begins with START_TLS; a bookie that refuses it is out of reach. Raises
+    ConfigError if a file of certificates cannot be used.
     """
 
     def __init__(
@@ -118,7 +138,12 @@ class BookieClient:
         on_event: Callable[[Event], None] = lambda _: None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.options = options or BookieClientOptions()
+        self.options = options = options or BookieClientOptions()
+        self.tls: ssl.SSLContext | None = None
+        if options.tls_ca:
+            self.tls = client_context(
+                options.tls_ca, options.tls_certificate, options.tls_key, check_hostname=options.tls_check_hostname
+            )
         self.clock = clock
         self._resolve = resolve
         self._rng = rng
@@ -166,7 +191,7 @@ class BookieClient:
     async def _list_entries(self, asker: BookieRequester, bookie: BookieId, message: ListEntries) -> None:
         try:
             host, port = self._address_of(bookie)
-            listed = await read_list(host, port, message, self.options.request_timeout_s)
+            listed = await read_list(host, port, message, self.options.request_timeout_s, self.tls)
         except (OSError, ConnectionLostError, ProtocolError) as error:  # a timeout is an OSError too
             asker.post(PeerLost(bookie, f"no list of entries: {error or type(error).__name__}"))
         else:
@@ -208,7 +233,9 @@ class BookieClient:
             host, port = self._address_of(bookie)
             async with asyncio.timeout(self.options.connect_timeout_s):
                 await local_transport.connect(lambda: connection, host, port)
-        except (OSError, ConnectionLostError) as error:  # a timeout is an OSError too
+                if self.tls is not None:
+                    await connection.start_tls(self.tls, host)
+        except (OSError, ConnectionLostError, ProtocolError) as error:  # a timeout is an OSError too
             connection.lose(f"cannot connect: {error or type(error).__name__}")
         except asyncio.CancelledError:
             connection.lose("connecting was cancelled", quietly=True)
@@ -277,7 +304,9 @@ class _Connection(asyncio.BufferedProtocol):
         self._lag_bytes_max = client.options.lag_bytes_max
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._decoder = ResponseDecoder()
+        self._decoder: Decoder[Any] = ResponseDecoder()
+        self._plain: asyncio.Transport | None = None  # while it becomes one under TLS
+        self._agreed: asyncio.Future[None] | None = None  # the bookie agrees to TLS
         self._questions: dict[Question, _InflightRequest] = {}  # in flight, in the order sent
         self._numbered = 0  # requests with a number so far
         self._out: list[Buffer] = []
@@ -362,6 +391,36 @@ class _Connection(asyncio.BufferedProtocol):
         if self._lost:
             transport.abort()
             return
+        if self._client.tls is not None:
+            self._plain, self._decoder = transport, _FrameDecoder()
+            self._agreed = self._loop.create_future()
+            return
+        self._begin(transport)
+
+    async def start_tls(self, context: ssl.SSLContext, host: str) -> None:
+        """Begin TLS; requests wait for it. Raises OSError, ConnectionLostError, ProtocolError; the connection is closed
+        then, and when this is cancelled."""
+        plain, agreed = self._plain, self._agreed
+        assert plain is not None and agreed is not None
+        try:
+            plain.write(encode_tls_request(1))
+            await agreed
+            name = host if context.check_hostname else None
+            transport = await self._loop.start_tls(plain, self, context, server_hostname=name)
+            if transport is None:
+                raise ConnectionLostError("connection closed by the bookie during the TLS handshake")
+        except BaseException:
+            plain.abort()
+            raise
+        finally:
+            self._plain = self._agreed = None
+        self._decoder = ResponseDecoder()
+        if self._lost:
+            transport.abort()
+        else:
+            self._begin(transport)
+
+    def _begin(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._flush()
 
@@ -371,6 +430,9 @@ class _Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._lost:
             return
+        if self._agreed is not None:
+            self._take_agreement(self._agreed, nbytes)
+            return
         if not self._heard:
             self._heard = True
             self._client.heard(self._bookie)
@@ -379,6 +441,19 @@ class _Connection(asyncio.BufferedProtocol):
                 self._answer(response)
         except ProtocolError as error:
             self.lose(f"protocol error: {error.message}")
+
+    def _take_agreement(self, agreed: asyncio.Future[None], nbytes: int) -> None:
+        try:
+            for frame in received(self._decoder, nbytes):
+                if agreed.done() or self._decoder.frames.have:
+                    raise ProtocolError("a bookie sent plain text behind its answer to START_TLS")
+                check_tls_response(frame)
+                agreed.set_result(None)
+        except (ConnectionLostError, ProtocolError) as error:
+            if not agreed.done():
+                agreed.set_exception(error)
+            else:
+                self.lose(f"protocol error: {error.message}")
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.lose(f"connection lost: {exc}" if exc else "connection closed by the bookie")
@@ -454,6 +529,18 @@ class _Connection(asyncio.BufferedProtocol):
         fact = PeerLost(self._bookie, reason)
         for asker in askers:
             asker.post(fact)
+
+
+class _FrameDecoder(Decoder[list[memoryview]]):
+    """Frames as they are, for the answer to START_TLS."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(_TLS_RESPONSE_BYTES_MAX)
+
+    def _decoded(self, frames: Iterable[memoryview]) -> list[memoryview]:
+        return list(frames)
 
 
 def _same_plain_read(one: Request, other: Request) -> bool:

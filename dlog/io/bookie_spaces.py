@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 
 from dlog.errors import ConnectionLostError, ProtocolError
 from dlog.io.bookie_questions import read_space
@@ -22,7 +23,15 @@ class BookieSpaces:
     A bookie that cannot tell is chosen as if its disk were as empty as the median's.
     """
 
-    def __init__(self, members: Membership, weights: DiskWeights, ask_s: float, rng: random.Random) -> None:
+    def __init__(
+        self,
+        members: Membership,
+        weights: DiskWeights,
+        ask_s: float,
+        rng: random.Random,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._tls = tls
         self._members = members
         self._weights = weights
         self._ask_s = ask_s
@@ -61,18 +70,18 @@ class BookieSpaces:
         limit = asyncio.Semaphore(AT_ONCE)
         async with asyncio.TaskGroup() as tasks:
             asking = {
-                bookie: tasks.create_task(_free_bytes(info, limit), name=f"space of {bookie}")
+                bookie: tasks.create_task(_free_bytes(info, limit, self._tls), name=f"space of {bookie}")
                 for bookie, info in asked.items()
             }
         told = {bookie: free for bookie, task in asking.items() if (free := task.result()) is not None}
         self._weights.note_round(asked.keys(), told)
 
 
-async def _free_bytes(info: BookieInfo, limit: asyncio.Semaphore) -> int | None:
+async def _free_bytes(info: BookieInfo, limit: asyncio.Semaphore, tls: ssl.SSLContext | None) -> int | None:
     """None: the bookie did not tell."""
     async with limit:
         try:
-            told = await read_space(info.host, info.port, TIMEOUT_S)
+            told = await read_space(info.host, info.port, TIMEOUT_S, tls)
         except (OSError, ConnectionLostError, ProtocolError):  # a timeout is an OSError too
             return None
         return told.free_bytes if told.code is Code.OK else None

@@ -166,7 +166,9 @@ class Ledgers:
         self._quarantine = Quarantine(self.options.quarantine_failures, self.options.quarantine_s)
         weights = DiskWeights(self.options.disk_weight_max) if self.options.disk_weight_max else None
         self.disk_weights = weights  # None: bookies are chosen whatever their disks
-        self._spaces = BookieSpaces(metadata, weights, self.options.disk_ask_s, rng) if weights is not None else None
+        self._spaces = (
+            BookieSpaces(metadata, weights, self.options.disk_ask_s, rng, bookies.tls) if weights is not None else None
+        )
         weight = None if weights is None else weights.weight
         self._spread = SpreadPlacement(RANDOM, locations.writable, locations.locate, rng, weight, self._is_quarantined)
         self._placements: dict[PlacementPolicy, Placement] = {}  # one for all ledgers of a policy

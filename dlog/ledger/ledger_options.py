@@ -42,12 +42,26 @@ class LedgerOptions(PlacementOptions):
         "the replies, up to 4 s, so that about one read in twenty asks two",
     )
     speculate_min_s: float = option(0.02, "the shortest time after which a second bookie is asked")
+    bookie_tls_ca: str = option(
+        "",
+        "PEM file of the authorities that sign the certificates of bookies; all connections to bookies are under TLS "
+        "then. Empty: plain ones",
+    )
+    bookie_tls_certificate: str = option("", "PEM file of the certificate to show to bookies that ask for one")
+    bookie_tls_key: str = option("", "PEM file of its private key, without a password")
+    bookie_tls_check_hostname: bool = option(
+        False, "whether the certificate of a bookie must name the host that it is registered with"
+    )
 
     def __post_init__(self) -> None:
         PlacementOptions.__post_init__(self)
         check_positive(self, "disk_ask_s", "quarantine_s", "ensemble_changes_max", "speculate_s", "speculate_min_s")
         if self.disk_weight_max and self.disk_weight_max < 1.0:
             raise ValueError(f"disk_weight_max is at least 1, or 0: value={self.disk_weight_max}")
+        if bool(self.bookie_tls_certificate) != bool(self.bookie_tls_key):
+            raise ValueError("bookie_tls_certificate and bookie_tls_key must be given together")
+        if self.bookie_tls_certificate and not self.bookie_tls_ca:
+            raise ValueError("bookie_tls_certificate needs bookie_tls_ca: connections are plain without it")
         if self.quarantine_failures < 0 or self.ack_quorum_timeout_s < 0:
             raise ValueError(
                 f"quarantine_failures and ack_quorum_timeout_s are at least 0: "

@@ -26,7 +26,7 @@ import uvloop
 from dlog.client.check import check_thread
 from dlog.client.operation_sender import operation_sender
 from dlog.errors import DLogError, InvalidRequestError, Remedy
-from dlog.io.bookie_client import BookieClient
+from dlog.io.bookie_client import BookieClient, BookieClientOptions
 from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
 from dlog.io.s3_store import S3Access
 from dlog.io.stores import StoresOptions, load_stores, open_stores
@@ -217,7 +217,9 @@ class ClusterConnection:
         try:
             async with (
                 await ZooKeeperMetadata.connect(self._zookeeper, self._namespace, rng=rng) as metadata,
-                BookieClient(resolver(metadata), rng=rng) as bookies,
+                BookieClient(
+                    resolver(metadata), rng=rng, options=BookieClientOptions().configured(self._stores.ledger)
+                ) as bookies,
                 Ledgers(
                     metadata, bookies, rng=rng, options=LedgersOptions().configured(self._stores.ledger)
                 ) as ledgers,

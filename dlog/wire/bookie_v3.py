@@ -24,6 +24,7 @@ from dlog.wire.bookie_v3_messages import (
     ListEntries,
     ReadLac,
     ReadWithLac,
+    StartTls,
     V3Message,
     WriteLac,
 )
@@ -78,10 +79,10 @@ class V3Call:
 
 @dataclass(frozen=True, slots=True)
 class V3Request:
-    """A v3 request that is served."""
+    """A v3 request that is served. StartTls: by the connection, and only if the bookie has a certificate."""
 
     call: V3Call
-    message: V3Message
+    message: V3Message | StartTls
 
 
 class _Refusal(Exception):
@@ -257,6 +258,10 @@ def _space(header: Header, content: memoryview) -> V3Request:
     return V3Request(V3Call(header), GetSpace(bool(asked & _TOTAL), bool(asked & _FREE)))
 
 
+def _start_tls(header: Header, content: memoryview) -> V3Request:
+    return V3Request(V3Call(header), StartTls())
+
+
 def _auth(header: Header, content: memoryview) -> V3Request:
     if not is_auth_message(content):
         raise _Refusal(EBADREQ)
@@ -271,6 +276,7 @@ _SERVED: dict[int, tuple[int, Callable[[Header, memoryview], V3Request]]] = {
     WRITE_LAC: (103, _write_lac),
     READ_LAC: (104, _read_lac),
     GET_BOOKIE_INFO: (105, _space),
+    START_TLS: (106, _start_tls),
     FORCE_LEDGER: (107, _force),
     LIST_ENTRIES: (108, _list),
 }

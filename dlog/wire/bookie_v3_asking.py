@@ -1,5 +1,5 @@
-"""The v3 (protobuf) requests that this project sends: a list of entries, for bookies that serve no summaries, and the
-space of a bookie's disks.
+"""The v3 (protobuf) requests that this project sends: START_TLS, a list of entries, for bookies that serve no
+summaries, and the space of a bookie's disks.
 
 Source: BookKeeper, BookkeeperProtocol.proto, GetListOfEntriesOfLedgerRequest, GetBookieInfoRequest and their responses.
 """
@@ -11,15 +11,26 @@ import struct
 from dlog.errors import ProtocolError
 from dlog.model.ids import LedgerId
 from dlog.wire.bookie import Code
-from dlog.wire.bookie_v3 import GET_BOOKIE_INFO, LIST_ENTRIES, VERSION_THREE
+from dlog.wire.bookie_v3 import GET_BOOKIE_INFO, LIST_ENTRIES, START_TLS, VERSION_THREE
 from dlog.wire.bookie_v3_messages import EntriesListed, GetSpace, ListEntries, SpaceTold
 from dlog.wire.bookie_v3_responses import STATUS
 from dlog.wire.framing import Buffer
 from dlog.wire.protobuf import BYTES, VARINT, Malformed, bytes_field, fields, int_field, signed
 
-_SPACE, _CONTENT = 105, 108
+_SPACE, _TLS, _CONTENT = 105, 106, 108
 _TOTAL, _FREE = 1, 2
 _CODES = {status: code for code, status in STATUS.items()}
+
+
+def encode_tls_request(txn: int) -> bytes:
+    """The whole frame of START_TLS."""
+    return _framed(START_TLS, txn, _TLS, b"")
+
+
+def decode_tls_response(frame: Buffer) -> Code:
+    """Whether the TLS handshake may begin: OK, or BAD_REQUEST from a bookie without a certificate. Raises
+    ProtocolError."""
+    return _read(frame, _TLS, "START_TLS")[0]
 
 
 def encode_list_request(request: ListEntries, txn: int) -> bytes:

@@ -75,6 +75,11 @@ class GetSpace:
 
 
 @dataclass(frozen=True, slots=True)
+class StartTls:
+    """Make the connection a TLS one. The connection handles it; no state machine gets it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReadWithLacDone:
     """Response to ReadWithLac. If OK, `packet` is None when the bookie does not have the entry; `entry` is then -1.
 
@@ -133,6 +138,13 @@ class SpaceTold:
     free_bytes: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TlsStarted:
+    """Response to StartTls, in plain text. If OK, the TLS handshake follows; the sender of StartTls is its client."""
+
+    code: Code
+
+
 V3Message = AddEntry | ReadEntry | ReadWithLac | WriteLac | ReadLac | ForceLedger | ListEntries | GetSpace | Auth
 V3Response = (
     EntryAdded
@@ -144,4 +156,5 @@ V3Response = (
     | EntriesListed
     | SpaceTold
     | AuthDone
+    | TlsStarted
 )

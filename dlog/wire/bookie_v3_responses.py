@@ -19,6 +19,7 @@ from dlog.wire.bookie_v3_messages import (
     LedgerForced,
     ReadWithLacDone,
     SpaceTold,
+    TlsStarted,
     V3Response,
 )
 from dlog.wire.framing import Buffer
@@ -76,6 +77,8 @@ def encode_v3_response(call: V3Call, response: V3Response, now_ms: int = 0) -> l
             if free_bytes is not None:
                 head += int_field(3, free_bytes)
             return _framed(call, code, 105, head)
+        case TlsStarted(code):
+            return _framed(call, code, 106, b"")
         case AuthDone(message):
             return _framed(call, Code.OK, 102, message)
 

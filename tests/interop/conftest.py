@@ -11,13 +11,36 @@ import pytest
 
 from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 from dlog.io.zookeeper_cluster import cluster_init
-from tests.integration.cluster import BookieCluster, bookies, own_bookies
+from tests.certificates import Authority
+from tests.integration.cluster import BookieCluster, own_bookies, start_bookies
 from tests.integration.conftest import zookeeper
+from tests.integration.leftovers import remove_data
 from tests.integration.proxies.processes import ProxyCluster
 from tests.interop.java_bookies import JavaCluster, start_java
 from tests.interop.java_peer import JavaLogs, JavaPeer, need_java
 
-__all__ = ["bookies", "own_bookies", "zookeeper"]
+__all__ = ["own_bookies", "zookeeper"]
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Signs the certificates of bookies and clients."""
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def bookies(
+    zookeeper: EmbeddedZooKeeper, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BookieCluster]:
+    """Three bookies of dlog shared by tests that leave them as they are; they accept START_TLS from clients with a
+    certificate."""
+    issued = authority.issue("bookie")
+    flags = ("--tls-certificate", str(issued.certificate), "--tls-key", str(issued.key))
+    directory = tmp_path_factory.mktemp("bookies")
+    cluster = start_bookies(zookeeper, directory, 3, *flags, "--tls-client-ca", str(authority.ca))
+    yield cluster
+    cluster.close()
+    remove_data(cluster.directory)
 
 
 @pytest.fixture(scope="session")

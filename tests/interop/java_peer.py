@@ -151,12 +151,17 @@ def unpacked(payloads: Iterable[str]) -> list[bytes]:
 
 
 class JavaLedgers:
-    """The Java BookKeeper client on one cluster. v3: on that wire, which is its default, instead of v2."""
+    """The Java BookKeeper client on one cluster. v3: on that wire, which is its default, instead of v2. tls: its
+    certificate, key and authorities, as PEM files; None: plain connections."""
 
-    def __init__(self, java: JavaPeer, hosts: str, *, v3: bool = False) -> None:
+    def __init__(
+        self, java: JavaPeer, hosts: str, *, v3: bool = False, tls: tuple[Path, Path, Path] | None = None
+    ) -> None:
         self.java = java
         self.uri = f"zk+hierarchical://{hosts}/ledgers"
-        self._client = {"uri": self.uri, "v3": v3}
+        self._client: dict[str, Any] = {"uri": self.uri, "v3": v3}
+        if tls is not None:
+            self._client["tls"] = list(map(str, tls))
 
     async def create(self, **arguments: Any) -> JavaLedger:
         made = await self.java.ask("ledger.create", **self._client, **arguments)

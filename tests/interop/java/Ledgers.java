@@ -45,7 +45,8 @@ final class Ledgers {
         String uri = a.get("uri").asText();
         boolean v3 = a.path("v3").asBoolean();
         int explicitLacMs = a.path("explicit_lac_ms").asInt();
-        String name = uri + v3 + explicitLacMs;
+        JsonNode tls = a.path("tls"); // files: certificate, key, authorities
+        String name = uri + v3 + explicitLacMs + tls;
         BookKeeper found = clients.get(name);
         if (found == null) {
             ClientConfiguration conf = new ClientConfiguration();
@@ -55,6 +56,16 @@ final class Ledgers {
             conf.setZkTimeout(10000);
             conf.setAddEntryTimeout(20); // a slow answer on a busy machine does not mean a dead bookie
             conf.setReadEntryTimeout(20);
+            if (tls.isArray()) {
+                conf.setTLSProviderFactoryClass("org.apache.bookkeeper.tls.TLSContextFactory");
+                conf.setTLSProvider("JDK");
+                conf.setTLSClientAuthentication(true);
+                conf.setTLSCertificatePath(tls.get(0).asText());
+                conf.setTLSKeyStoreType("PEM");
+                conf.setTLSKeyStore(tls.get(1).asText());
+                conf.setTLSTrustStoreType("PEM");
+                conf.setTLSTrustStore(tls.get(2).asText());
+            }
             conf.setNumIOThreads(2);
             conf.setNumWorkerThreads(2);
             found = new BookKeeper(conf);

@@ -29,6 +29,7 @@ from dlog.wire.bookie_v3_messages import (
     ReadWithLac,
     ReadWithLacDone,
     SpaceTold,
+    StartTls,
     V3Response,
     WriteLac,
 )
@@ -97,6 +98,7 @@ SERVED: dict[str, tuple[bytes, Any]] = {
     "read lac": (request(7, 104, int_field(1, 7)), ReadLac(SEVEN)),
     "space": (request(8, 105, int_field(1, 3)), GetSpace(True, True)),
     "free space": (request(8, 105, int_field(1, 2)), GetSpace(False, True)),
+    "start tls": (request(9, 106, b""), StartTls()),
     "force": (request(10, 107, int_field(1, 7)), ForceLedger(SEVEN)),
     "list": (request(11, 108, int_field(1, 7)), ListEntries(SEVEN)),
 }
@@ -105,7 +107,7 @@ SERVED: dict[str, tuple[bytes, Any]] = {
 REFUSED: dict[str, tuple[bytes, int]] = {
     "range read": (request(3), EBADREQ),
     "range add": (request(4), EBADREQ),
-    "start tls": (request(9, 106, b""), EBADREQ),
+    "start tls without content": (request(9), EBADREQ),
     "batch read": (request(12), EBADREQ),
     "version 2": (request(1, 100, ids(7, 9), version=2), EBADVERSION),
     "read without content": (request(1), EBADREQ),

@@ -28,6 +28,7 @@ class Sink(asyncio.Transport):
         self.written: list[Any] = []
         self.reading = True
         self.closed = False
+        self.aborted = False
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
@@ -47,12 +48,16 @@ class Sink(asyncio.Transport):
     def close(self) -> None:
         self.closed = True
 
+    def abort(self) -> None:
+        self.aborted = True
+
 
 class Client:
     """A connection and the requests that it gave to the state machine. waits: whether polls wait there."""
 
-    def __init__(self, waits: bool, **options: int) -> None:
+    def __init__(self, waits: bool, has_certificate: bool = False, **options: int) -> None:
         self.waits = waits
+        self.upgraded: list[Connection] = []
         self.taken: list[tuple[V3Exchange, Any]] = []
         self.ended = 0
         self.connection = Connection(
@@ -64,6 +69,7 @@ class Client:
             on_eof=self._on_eof,
             on_lost=lambda _: None,
             count_bytes=lambda _: True,
+            upgrade=self.upgraded.append if has_certificate else None,
         )
         self.sink = Sink()
         self.connection.connection_made(self.sink)
@@ -101,6 +107,7 @@ def request(op: int, number: int, body: bytes) -> bytes:
 
 POLL = request(1, 100, int_field(1, 7) + int_field(2, 0) + int_field(4, -1) + int_field(5, 60_000))
 READ = request(1, 100, int_field(1, 7) + int_field(2, 0))
+START_TLS = request(9, 106, b"")
 ADD = request(2, 101, int_field(1, 7) + int_field(2, 1) + bytes_field(3, KEY) + bytes_field(4, PACKET))
 
 
@@ -144,3 +151,35 @@ async def test_a_poll_that_is_taken_after_the_end_of_the_input_ends_at_once() ->
     client.connection.flush()
     client.connection.flush()
     assert client.sink.closed
+
+
+async def test_a_bookie_without_a_certificate_refuses_tls_and_goes_on() -> None:
+    client = Client(waits=False)
+    client.send(START_TLS + READ)
+    assert client.statuses() == [404] and len(client.taken) == 1
+
+
+async def test_tls_begins_once_the_answer_is_written_and_nothing_is_read_until_then() -> None:
+    client = Client(waits=False, has_certificate=True)
+    client.send(START_TLS)
+    assert client.statuses() == [0] and client.upgraded == [client.connection]
+    assert not client.sink.reading, "the handshake is no request"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [START_TLS + READ, START_TLS + READ[:7], READ + START_TLS],
+    ids=["request behind", "part of one behind", "unanswered request before"],
+)
+async def test_plain_text_around_start_tls_ends_the_connection(data: bytes) -> None:
+    """Else whoever is on the network could put requests before those of a client that has shown its certificate."""
+    client = Client(waits=False, has_certificate=True)
+    client.send(data)
+    assert client.sink.aborted and not client.upgraded
+
+
+async def test_tls_does_not_begin_twice() -> None:
+    client = Client(waits=False, has_certificate=True)
+    client.send(START_TLS)
+    client.send(START_TLS)
+    assert client.statuses() == [0, 404] and len(client.upgraded) == 1
