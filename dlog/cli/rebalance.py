@@ -84,7 +84,7 @@ def rebalance(
     that it took; bookies of dlog keep their old copy until the ledger is deleted. It ends when the shares are even
     enough, or no move of a ledger makes them more even. May be interrupted and run again.
     """
-    from dlog.cli.cluster import metadata_of
+    from dlog.cli.cluster import bookie_client_options, metadata_of
     from dlog.io.bookie_client import BookieClient
     from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
     from dlog.io.rebalance import rebalance as move_ledgers
@@ -100,7 +100,7 @@ def rebalance(
         limits = LedgersOptions(repair=RepairOptions(rate_bytes_per_s=rate_bytes_s))
         async with (
             metadata_of(hosts, namespace, directory) as (metadata, _, _),
-            BookieClient(resolver(metadata), rng=rng) as bookies,
+            BookieClient(resolver(metadata), rng=rng, options=bookie_client_options()) as bookies,
             Ledgers(metadata, bookies, rng=rng, options=limits) as ledgers,
         ):
             return await move_ledgers(
