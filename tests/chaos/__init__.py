@@ -1,5 +1,6 @@
-"""Faults on real processes: parts of a cluster are killed, frozen, cut off, filled, expired and unplugged under load,
-and then the histories are checked. `python -m tests.chaos --minutes 2` reports what it did and what it found.
+"""Faults on real processes: parts of a cluster are killed, frozen, cut off, filled, expired and unplugged under load, a
+bookie loses its directory, and then the histories are checked. `python -m tests.chaos --minutes 2` reports what it did
+and what it found.
 
 - `plan.py`: what is done when, from a seed, as a file.
 - `links.py`: every connection between parts and clients, with switches; `zookeeper.py`: ending a session from outside.

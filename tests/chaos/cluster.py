@@ -31,6 +31,8 @@ NAMESPACE = "/dlog"
 HARNESS = "harness"
 READY_S = 300.0
 DISK_BYTES = 3 << 30
+#: parts of each role
+COUNTS: Mapping[str, int] = MappingProxyType({"bookie": BOOKIES, "recovery": 1, "write": WRITERS, "read": READERS})
 ROOT = Path(__file__).parents[2]
 _MiB = 1 << 20
 _BOOKIE_FLAGS = {
@@ -42,6 +44,18 @@ _BOOKIE_FLAGS = {
     "disk-check-s": 0.5,
     "disk-free-min-bytes": 16 * _MiB,
     "disk-free-reserve-bytes": 8 * _MiB,
+}
+
+
+#: so that a lost bookie's copies are made again within seconds
+_RECOVERY_FLAGS = {
+    "lost-after-s": 2,
+    "look-s": 0.5,
+    "retry-s": 2,
+    "compare-s": 20,
+    "open-grace-s": 5,
+    "backoff-s": 1,
+    "backoff-max-s": 5,
 }
 
 
@@ -63,7 +77,8 @@ class HeldPart(ProcessPart):
 class Cluster:
     """directory: empty, for this cluster alone. mounts: each bookie has a filesystem of its own. tasks: in which the
     parts run. wal: with an object storage, and the write-ahead logs of `s3` in this store; empty: without one.
-    counts: parts of each role. regions: over which those are spread in turns; 0: they publish none."""
+    counts: parts of each role. regions: over which those are spread in turns; 0: they publish none. racks: the same for
+    bookies; placement is by rack if there are two."""
 
     def __init__(
         self,
@@ -72,8 +87,9 @@ class Cluster:
         *,
         mounts: bool,
         wal: str = "",
-        counts: Mapping[str, int] = MappingProxyType({"bookie": BOOKIES, "write": WRITERS, "read": READERS}),
+        counts: Mapping[str, int] = COUNTS,
         regions: int = 0,
+        racks: int = 0,
     ) -> None:
         self.directory = directory
         self.logs = directory / "logs"
@@ -89,6 +105,7 @@ class Cluster:
         self._wal = wal
         self._counts = counts
         self._regions = regions
+        self._racks = racks
         self._tasks = tasks
         self._mounts = mounts
         self._running: list[asyncio.Task[None]] = []
@@ -130,6 +147,11 @@ class Cluster:
         """The region of a part; empty: it is in none, as ZooKeeper and clients are."""
         role, _, number = name.partition("-")
         return f"region-{(int(number) - 1) % self._regions + 1}" if self._regions and role in self._counts else ""
+
+    def rack_of(self, name: str) -> str:
+        """The rack of a bookie; empty: it is in none, or the part is no bookie."""
+        role, _, number = name.partition("-")
+        return f"rack-{(int(number) - 1) % self._racks + 1}" if self._racks and role == "bookie" else ""
 
     def signal(self, name: str, number: signal.Signals) -> int | None:
         """Signal the present process of a part. Returns its pid, None if it does not run."""
@@ -199,6 +221,12 @@ class Cluster:
             for flag, value in _BOOKIE_FLAGS.items():
                 flags += [f"--{flag}", str(value)]
             flags += ["--region", region] if region else []
+            flags += ["--rack", self.rack_of(name)] if self._racks else []
+        elif role == "recovery":
+            module = "actors.recovery"
+            flags = [*flags[:4], "--log-format", "json", "--id", name]
+            for flag, value in _RECOVERY_FLAGS.items():
+                flags += [f"--{flag}", str(value)]
         else:
             flags += ["--id", name]
             if self.storage is not None:

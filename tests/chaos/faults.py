@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import shutil
 import signal
 import time
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from tests.chaos.zookeeper import expire
 
 _OWNER_S = 1.5
 _READY_S = 300.0
+_AGAIN_S = 1.0
 
 
 @dataclass(slots=True)
@@ -44,7 +46,8 @@ class Done:
             return True
         left, _, right = self.fault.target.partition(">")
         if not right:
-            return left in ("zookeeper", "everything", "bookies", "versitygw", "owner:_dlog.objects")
+            everyone = ("zookeeper", "everything", "bookies", "versitygw", "owner:_dlog.objects")
+            return self.fault.kind == "isolate" or left in everyone
         if right == "owner:_dlog.objects":
             return True
         is_asked = right in ("zookeeper", "versitygw") or right.startswith("bookie")
@@ -60,6 +63,7 @@ class Faults:
         self._cluster = cluster
         self._client = client
         self._rng = random.Random(seed)
+        self._lost: set[str] = set()  # bookies whose directory is gone, and which ledgers still name
         self._busy: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in cluster.parts}
 
     async def do(self, fault: Fault) -> None:
@@ -80,7 +84,7 @@ class Faults:
                 await self._kill(done, signal.SIGTERM)
             case "pause":
                 await self._pause(done)
-            case "cut" | "cut-requests" | "cut-replies" | "slow":
+            case "cut" | "cut-requests" | "cut-replies" | "slow" | "isolate":
                 await self._cut(done)
             case "reset":
                 await self._reset(done)
@@ -88,6 +92,8 @@ class Faults:
                 await self._fill(done)
             case "unplug":
                 await self._unplug(done)
+            case "lose":
+                await self._lose(done)
             case "storage":
                 assert self._cluster.storage is not None
                 await self._cluster.storage.disturb(fault.target, fault.amount, fault.for_s)
@@ -125,16 +131,16 @@ class Faults:
         of_links = await self._conditions(done)
         kind = done.fault.kind
         for conditions in of_links:
-            conditions.hold_requests += kind in ("cut", "cut-requests")
-            conditions.hold_replies += kind in ("cut", "cut-replies")
+            conditions.hold_requests += kind in ("cut", "cut-requests", "isolate")
+            conditions.hold_replies += kind in ("cut", "cut-replies", "isolate")
             if kind == "slow":
                 conditions.bytes_per_s = max(1000, done.fault.amount)
         try:
             await asyncio.sleep(done.fault.for_s)
         finally:
             for conditions in of_links:
-                conditions.hold_requests -= conditions.hold_requests > 0 and kind in ("cut", "cut-requests")
-                conditions.hold_replies -= conditions.hold_replies > 0 and kind in ("cut", "cut-replies")
+                conditions.hold_requests -= conditions.hold_requests > 0 and kind in ("cut", "cut-requests", "isolate")
+                conditions.hold_replies -= conditions.hold_replies > 0 and kind in ("cut", "cut-replies", "isolate")
                 if kind == "slow":
                     conditions.bytes_per_s = 0
             self._cluster.links.changed()
@@ -169,6 +175,7 @@ class Faults:
         async with contextlib.AsyncExitStack() as stack:
             for name in sorted(names):
                 await stack.enter_async_context(self._busy[name])
+            names = [name for name in names if name not in self._lost]
             pids: dict[str, int | None] = {}
             for name in names:
                 part = cluster.parts[name]
@@ -189,6 +196,30 @@ class Faults:
                     part.gate.set()
             for name in names:
                 await self._until_another(name, pids[name])
+
+    async def _lose(self, done: Done) -> None:
+        """Delete a bookie's directory for good. As an operator would, take the bookie out of the cluster, which ends
+        when recovery processes have made its copies again, and start an empty one at its address."""
+        name = await self._name(done)
+        part = self._cluster.parts[name]
+        assert isinstance(part, HeldPart)
+        async with self._busy[name]:
+            self._lost.add(name)
+            part.gate.clear()
+            pid = self._cluster.signal(name, signal.SIGKILL)
+            while part.pid is not None and part.pid == pid:  # noqa: ASYNC110 - looked at, as `dlog up` does
+                await asyncio.sleep(0.05)
+            await asyncio.to_thread(shutil.rmtree, self._cluster.directory / name / "data")
+        async with asyncio.timeout(_READY_S):
+            while True:
+                try:
+                    await self._cluster.run_dlog("bookie", "decommission", self._cluster.addresses[name], "--json")
+                    break
+                except RuntimeError:  # it is registered for some seconds more, or ZooKeeper is out of reach
+                    await asyncio.sleep(_AGAIN_S)
+        self._lost.discard(name)
+        part.gate.set()
+        await self._until_another(name, pid)
 
     async def _expire(self, done: Done) -> None:
         name = await self._name(done)
@@ -234,6 +265,11 @@ class Faults:
     async def _conditions(self, done: Done) -> list[LinkConditions]:
         """The link conditions of every pair that the fault targets."""
         left, _, right = done.fault.target.partition(">")
+        if done.fault.kind == "isolate":
+            links, every = self._cluster.links, [*self._cluster.parts, *self._cluster.clients]
+            inside = {name for name in self._cluster.parts if self._cluster.rack_of(name) == left}
+            pairs = ((a, b) for a in every for b in self._cluster.parts if (a in inside) != (b in inside))
+            return [links.conditions(a, b) for a, b in pairs]
         sources = [*self._cluster.parts, *self._cluster.clients] if left == "*" else [await self._part(left)]
         targets = list(self._cluster.parts) if right == "*" else [await self._part(right)]
         done.target = f"{sources[0] if left != '*' else left}>{targets[0] if right != '*' else right}"

@@ -1,11 +1,12 @@
 """The plan of a run, drawn from a seed before anything starts: which fault at which time; a file that can be run again.
 
-A target may be a part ("bookie-2"), the owner of a stream at that moment ("owner:bulk"), or a pair of them
-("client-1>owner:bulk"); `*` means every part.
+A target may be a part ("bookie-2"), the owner of a stream at that moment ("owner:bulk"), a rack ("rack-1"), or a pair
+of parts ("client-1>owner:bulk"); `*` means every part.
 
 Invariants:
 - A run of a few minutes meets every kind of fault: one deck holds each kind once, and decks are shuffled and dealt one
   after the other. Plans for streams in objects have further kinds, and the object storage as a target.
+- At most one bookie loses its directory: an acknowledged entry may have two copies only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from pathlib import Path
 from dlog.client.stream_info import SettingsChanges
 
 WARM_UP_S = 4.0
-BOOKIES, WRITERS, READERS, CLIENTS = 4, 2, 2, 3
+BOOKIES, WRITERS, READERS, CLIENTS = 5, 2, 2, 3  # an ensemble of 4 finds its bookies also when one is lost
+RACKS = 2
+_LOSS_WITHIN = 9  # of the first faults, so that a short run has it, and copies are made again under the others
 #: stream -> the settings given to `create`
 STREAMS: dict[str, SettingsChanges] = {
     "bulk": {"ensemble": 3, "write_quorum": 3, "ack_quorum": 2, "segment_bytes": 16 << 20},
@@ -91,6 +94,8 @@ def make_plan(seed: int, seconds: float, every_s: float, store: str = "ledger", 
         if not deck:
             deck = list(cards)
             rng.shuffle(deck)
+            if not faults:
+                deck.insert(len(deck) - rng.randint(0, _LOSS_WITHIN), _LOSS)
         faults.append(deck.pop()(rng, round(at_s, 2)))
         at_s += every_s * (0.25 + 1.5 * rng.random())
     return Plan(seed, seconds, faults, store, wal)
@@ -102,6 +107,10 @@ def _owner(rng: random.Random) -> str:
 
 def _bookie(rng: random.Random) -> str:
     return f"bookie-{rng.randint(1, BOOKIES)}"
+
+
+def _rack(rng: random.Random) -> str:
+    return f"rack-{rng.randint(1, RACKS)}"
 
 
 def _writer(rng: random.Random) -> str:
@@ -134,6 +143,7 @@ _DECK: list[_Card] = [
     _deal("kill", _writer),
     _deal("kill", _reader),
     _deal("kill", _bookie),
+    _deal("kill", lambda rng: "recovery-1"),
     _deal("kill", lambda rng: "zookeeper"),
     _deal("kill", lambda rng: "everything"),
     _deal("pause", _owner, lasts=True),
@@ -149,6 +159,7 @@ _DECK: list[_Card] = [
     _deal("cut", lambda rng: f"{_reader(rng)}>{_bookie(rng)}", lasts=True),
     _deal("cut", lambda rng: f"*>{_bookie(rng)}", lasts=True),
     _deal("cut", lambda rng: "*>zookeeper", lasts=True),
+    _deal("isolate", _rack, lasts=True),
     _deal("cut-requests", lambda rng: f"{_owner(rng)}>{_bookie(rng)}", lasts=True),
     _deal("cut-replies", lambda rng: f"{_owner(rng)}>{_bookie(rng)}", lasts=True),
     _deal("cut-replies", lambda rng: f"{_owner(rng)}>zookeeper", lasts=True),
@@ -168,6 +179,7 @@ _DECK: list[_Card] = [
     _deal("unplug", lambda rng: "bookies"),
 ]
 
+_LOSS = _deal("lose", _bookie)
 _S3 = "versitygw"
 
 

@@ -20,7 +20,7 @@ import dlog
 from dlog.io.children import die_with_parent
 from tests.chaos.cluster import ROOT, Cluster
 from tests.chaos.faults import Faults
-from tests.chaos.plan import CLIENTS, STREAMS, Plan
+from tests.chaos.plan import CLIENTS, RACKS, STREAMS, Plan
 from tests.chaos.report import Report, claims_in, counted, gaps, owners_in
 from tests.chaos.storage import check as check_objects
 from tests.history import History, Verdict, check
@@ -125,7 +125,8 @@ class _Client:
 async def run(plan: Plan, directory: Path, *, mounts: bool, rate: int, say: Say) -> Report:
     """Run the plan in an empty directory; the caller keeps or removes it. Raises StoppedError on a signal."""
     async with _until_signalled(), asyncio.TaskGroup() as tasks:
-        cluster = Cluster(directory, tasks, mounts=mounts, wal=plan.wal if plan.store != "ledger" else "")
+        wal = plan.wal if plan.store != "ledger" else ""
+        cluster = Cluster(directory, tasks, mounts=mounts, wal=wal, racks=RACKS)
         clients: list[_Client] = []
         try:
             return await _run(plan, cluster, clients, rate, say)

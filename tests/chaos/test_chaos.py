@@ -25,7 +25,7 @@ RECORDS_MIN = 20_000
 _PATIENCE_S = 2400.0
 SEED = "61"
 #: kinds that nothing on a machine can prevent; the others may be left out, and the report says why
-ALWAYS = {"kill", "pause", "cut", "cut-requests", "cut-replies", "reset", "slow", "restart"}
+ALWAYS = {"kill", "pause", "cut", "cut-requests", "cut-replies", "isolate", "lose", "reset", "slow", "restart"}
 
 
 def chaos(*more: str) -> dict[str, Any]:

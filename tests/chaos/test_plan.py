@@ -19,8 +19,14 @@ def test_a_few_minutes_meet_every_kind() -> None:
     kinds = {fault.kind for fault in make_plan(1, 180, 3.0).faults}
     assert kinds == {
         *("kill", "pause", "cut", "cut-requests", "cut-replies", "reset", "slow"),
-        *("fill", "expire", "restart", "release", "unplug"),
+        *("fill", "expire", "restart", "release", "unplug", "isolate", "lose"),
     }
+
+
+def test_no_plan_loses_two_directories() -> None:
+    """Two may be both copies of an entry that was just acknowledged."""
+    for seed in range(20):
+        assert [fault.kind for fault in make_plan(seed, 300, 1.0).faults].count("lose") == 1
 
 
 @pytest.mark.parametrize("store", ["s3", "s3-direct"])
