@@ -74,6 +74,10 @@ class AsyncLruCache(Generic[K, V]):
         task.add_done_callback(partial(self._ended, done))
         return done
 
+    def has(self, key: K) -> bool:
+        """Whether the value is cached or being loaded. Does not count as a use."""
+        return key in self._kept or key in self._loading
+
     def find(self, key: K) -> V | None:
         """Return the cached value, without waiting."""
         found = self._kept.get(key)

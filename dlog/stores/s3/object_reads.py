@@ -1,17 +1,21 @@
 """Reads entries of object streams from objects: indexes and blocks, through a cache.
 
-Objects never change, so what was read and checked stays true. Which objects have an entry, the image says.
+Objects never change, so what was read and checked stays true. Which objects have an entry, the image says. Adjacent
+blocks are read in one request where dlog/stores/s3/read_plan.py says so; each is checked and cached by itself.
 
 Invariants:
 - no byte is returned that was not checked;
 - data that fail their checks are read once more before they count as damaged;
-- an object that is not what its key says is damaged, and never read as another one.
+- an object that is not what its key says is damaged, and never read as another one;
+- a block is in one request at most at a time, for all that wait for it;
+- a damaged block is requested once more without its neighbours, and does not make them damaged.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -25,9 +29,9 @@ from dlog.stores.object_storage.async_lru_cache import AsyncLruCache
 from dlog.stores.object_storage.port import Objects
 from dlog.stores.s3.places import object_location
 from dlog.stores.s3.ports import FindObjects
+from dlog.stores.s3.read_plan import ReadLimits, needed_blocks, plan_requests
 from dlog.values import value
 from dlog.wire.stream_object import (
-    BLOCK_HEAD_BYTES,
     BlockRow,
     ObjectIndex,
     decode_block,
@@ -37,9 +41,8 @@ from dlog.wire.stream_object import (
     tail_bytes,
 )
 
-_ROW_BYTES = 8  # of an entry in a block without spans
-_SPAN_ROW_BYTES = 41  # of an entry in a block with spans
 _INDEX_ROW_MEMORY = 300
+_STREAMS_REMEMBERED = 64
 _THREAD_BYTES = 256 * KiB  # from here on blocks are checked in a thread
 
 T = TypeVar("T")
@@ -90,10 +93,7 @@ class CachedEntries:
         return self.bytes + 200 * len(self.payloads) + 200
 
 
-def payload_bytes(row: BlockRow) -> int:
-    """The bytes of all payloads of a block."""
-    row_bytes = _ROW_BYTES if row.span is None else _SPAN_ROW_BYTES
-    return row.bytes - BLOCK_HEAD_BYTES - (row.end - row.start) * row_bytes
+Decoded = CachedEntries | DamagedError  # a block that was read
 
 
 def object_name(image: Image, object: ObjectId) -> ObjectName:
@@ -104,7 +104,7 @@ def object_name(image: Image, object: ObjectId) -> ObjectName:
 
 
 class ObjectReads:
-    """Reads objects for all segments of a process. fetches_max: requests at a time. reads_ahead: blocks."""
+    """Reads objects for all segments of a process. fetches_max: requests at a time. limits: of one stream's reads."""
 
     def __init__(
         self,
@@ -113,13 +113,14 @@ class ObjectReads:
         cache: AsyncLruCache[Key, Any],
         *,
         fetches_max: int,
-        reads_ahead: int,
+        limits: ReadLimits,
     ) -> None:
         self._objects = objects
         self._find_folder = find_folder
         self._cache = cache
         self._turns = asyncio.Semaphore(fetches_max)
-        self._reads_ahead = reads_ahead
+        self._limits = limits
+        self._streams: deque[ObjectStreamId] = deque(maxlen=_STREAMS_REMEMBERED)  # of the last reads
 
     async def index(self, name: ObjectName) -> ObjectIndex:
         """Raises ObjectGoneError, SegmentCorruptError, StoreUnavailableError."""
@@ -130,29 +131,24 @@ class ObjectReads:
         """The blocks with the entries start..end-1 of a stream, which the object has by the metadata. Raises as
         `index`."""
         index = await self.index(name)
-        rows = [index.blocks[at] for at in index.find(stream, start, end)]
-        at = start
-        for row in rows:
-            if row.start > at:
-                break
-            at = row.end
-        if at < end:
-            text = "an object lacks entries that the metadata has in it:"
-            raise SegmentCorruptError(f"{text} object={name.object} stream={stream} entry={at}")
-        return rows
+        return [index.blocks[at] for at in _blocks_of(index, stream, start, end)]
 
     async def read(
         self, name: ObjectName, ref: ObjectRef, stream: ObjectStreamId, start: int, end: int, max_bytes: int
     ) -> list[memoryview]:
         """Entries from `start` on, below `end`, at least one, from as many blocks as max_bytes takes. Raises as
-        `index`."""
-        rows = await self.rows(name, stream, start, min(end, ref.end))
-        ahead = await self.rows(name, stream, start, ref.end) if end < ref.end else rows
+        `index`. Cancelling stops the wait only."""
+        index = await self.index(name)
+        wanted = _blocks_of(index, stream, start, min(end, ref.end))
+        available = index.find(stream, ref.start, ref.end)
         found: list[memoryview] = []
         size = 0
-        for at, row in enumerate(rows):
-            for following in ahead[at + 1 : at + 1 + self._reads_ahead]:
-                self._cache.ahead(_block_key(name, following), partial(self._load_block, name, following))
+        for number in wanted:
+            row = index.blocks[number]
+            if number == wanted.start or not self._cache.has(_block_key(name, row)):
+                left = range(number, wanted.stop)
+                needed = needed_blocks(index.blocks, left, start, max_bytes - size)
+                self._request(name, index, available, needed)
             try:
                 block = await self.block(name, row)
             except SegmentCorruptError:
@@ -187,6 +183,22 @@ class ObjectReads:
 
     # ---- internal ---------------------------------------------------------------------------------------------------
 
+    def _request(self, name: ObjectName, index: ObjectIndex, available: range, needed: range) -> None:
+        """Begin to load the blocks that are needed, and those that are needed soon."""
+        blocks, keys = index.blocks, partial(_block_key, name)
+        self._streams.append(blocks[needed.start].stream)
+        limits = self._limits.shared(len(set(self._streams)))
+        for group in plan_requests(
+            blocks, available, needed, limits, lambda number: self._cache.has(keys(blocks[number]))
+        ):
+            rows = [blocks[number] for number in group]
+            if len(rows) == 1:
+                self._cache.ahead(keys(rows[0]), partial(self._load_block, name, rows[0]))
+                continue
+            reading = self._cache.start(partial(self._read_group, name, rows), f"read {len(rows)} blocks of {name}")
+            for number, row in enumerate(rows):
+                self._cache.ahead(keys(row), partial(self._load_from_group, name, row, reading, number))
+
     async def _fetch(self, name: ObjectName, position: int, size: int) -> bytes:
         location = object_location(await self._find_folder(), name.object, name.node, name.node_epoch)
         async with self._turns:
@@ -195,8 +207,11 @@ class ObjectReads:
             except SegmentNotFoundError as error:
                 raise ObjectGoneError(f"{error.message}: object={name.object}") from error
 
-    async def _twice(self, name: ObjectName, load: Callable[[], Awaitable[T]]) -> T:
-        """Load, and once more if the data are damaged. Raises SegmentCorruptError."""
+    async def _twice(
+        self, name: ObjectName, load: Callable[[], Awaitable[T]], again: Callable[[], Awaitable[T]] | None = None
+    ) -> T:
+        """Load, and once more if the data are damaged. again: how, if not in the same way. Raises
+        SegmentCorruptError."""
         try:
             return await load()
         except DamagedError:
@@ -204,7 +219,7 @@ class ObjectReads:
         except UnsupportedVersionError as error:
             raise SegmentCorruptError(f"{error.message}: object={name.object}") from error
         try:
-            return await load()
+            return await (again or load)()
         except (DamagedError, UnsupportedVersionError) as error:
             raise SegmentCorruptError(f"{error.message}: object={name.object} node={name.node}") from error
 
@@ -227,13 +242,61 @@ class ObjectReads:
     async def _load_block(self, name: ObjectName, row: BlockRow) -> CachedEntries:
         return await self._twice(name, partial(self._read_block, name, row))
 
+    async def _load_from_group(
+        self, name: ObjectName, row: BlockRow, reading: asyncio.Future[list[Decoded]], number: int
+    ) -> CachedEntries:
+        async def from_group() -> CachedEntries:
+            await asyncio.wait((reading,))
+            decoded = reading.result()[number]
+            if isinstance(decoded, DamagedError):
+                raise decoded
+            return decoded
+
+        return await self._twice(name, from_group, partial(self._read_block, name, row))
+
     async def _read_block(self, name: ObjectName, row: BlockRow) -> CachedEntries:
-        data = await self._fetch(name, row.position, row.bytes)
+        [decoded] = await self._read_group(name, [row])
+        if isinstance(decoded, DamagedError):
+            raise decoded
+        return decoded
+
+    async def _read_group(self, name: ObjectName, rows: Sequence[BlockRow]) -> list[Decoded]:
+        """Read adjacent blocks in one request, and check each."""
+        first, last = rows[0], rows[-1]
+        data = await self._fetch(name, first.position, last.position + last.bytes - first.position)
         if len(data) >= _THREAD_BYTES:
-            entries = await asyncio.to_thread(decode_block, row, data)
-        else:
-            entries = decode_block(row, data)
-        return CachedEntries(tuple(memoryview(entry.payload) for entry in entries), len(data))
+            return await asyncio.to_thread(_decode_blocks, rows, data)
+        return _decode_blocks(rows, data)
+
+
+def _blocks_of(index: ObjectIndex, stream: ObjectStreamId, start: int, end: int) -> range:
+    """Numbers of the blocks with these entries of a stream. Raises SegmentCorruptError if the object lacks some."""
+    found = index.find(stream, start, end)
+    at = start
+    for number in found:
+        row = index.blocks[number]
+        if row.start > at:
+            break
+        at = row.end
+    if at < end:
+        text = "an object lacks entries that the metadata has in it:"
+        raise SegmentCorruptError(f"{text} object={index.footer.object} stream={stream} entry={at}")
+    return found
+
+
+def _decode_blocks(rows: Sequence[BlockRow], data: bytes) -> list[Decoded]:
+    """Decode and check adjacent blocks. data: all of them, or less if the object is cut short."""
+    return [_decode_block(row, data, row.position - rows[0].position) for row in rows]
+
+
+def _decode_block(row: BlockRow, data: bytes, at: int) -> Decoded:
+    if len(data) != row.bytes:
+        data = data[at : at + row.bytes]  # a copy: in the cache, no block keeps its neighbours' bytes in memory
+    try:
+        entries = decode_block(row, data)
+    except DamagedError as error:
+        return error
+    return CachedEntries(tuple(memoryview(entry.payload) for entry in entries), len(data))
 
 
 def _block_key(name: ObjectName, row: BlockRow) -> Key:

@@ -52,7 +52,7 @@ from dlog.stores.s3.compaction import Compactions
 from dlog.stores.s3.failovers import Failovers
 from dlog.stores.s3.gone_nodes import GoneNodes
 from dlog.stores.s3.metadata import MetadataView
-from dlog.stores.s3.object_reads import ObjectGoneError, ObjectReads, object_name, payload_bytes
+from dlog.stores.s3.object_reads import ObjectGoneError, ObjectReads, object_name
 from dlog.stores.s3.object_writes import ObjectWrites
 from dlog.stores.s3.options import (
     ENTRIES_IN_FLIGHT,
@@ -61,10 +61,12 @@ from dlog.stores.s3.options import (
     WAL_OVERHEAD_BYTES,
     compaction_options,
     node_options,
+    read_limits,
 )
 from dlog.stores.s3.own_node import OwnNode
 from dlog.stores.s3.places import FIRST_EPOCH, Place, parse_place, parse_segment_key, range_of, segment_key
 from dlog.stores.s3.ports import FindObjects, ObjectMetadata, Processes, StartMachine
+from dlog.stores.s3.read_plan import payload_bytes
 from dlog.stores.s3.reader import EntryReads, S3Reader
 from dlog.stores.s3.storage_check import StorageCheck
 from dlog.stores.s3.tasks import Tasks
@@ -134,7 +136,7 @@ class S3Store:
         self.cache: AsyncLruCache[Any, Any] = AsyncLruCache(options.cache_bytes_max)
         self.metadata = MetadataView(metadata, METADATA_S)
         self.reads = ObjectReads(
-            objects, find_objects, self.cache, fetches_max=options.fetches_max, reads_ahead=options.reads_ahead
+            objects, find_objects, self.cache, fetches_max=options.fetches_max, limits=read_limits(options)
         )
         self.entries = EntryReads(self)
         self.followers = WalFollowers(partial(self._new_follower, wals), self.tasks)
