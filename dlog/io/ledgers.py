@@ -16,7 +16,7 @@ Invariants:
         reader = await ledgers.open(writer.ledger_id)
         payloads = await reader.read(EntryId(0), reader.lac, max_bytes=1 << 20)
 
-Interoperable with Apache BookKeeper 4.17: v2 wire protocol, digests, metadata and recovery.
+Interoperable with Apache BookKeeper 4.17: v2 and v3 wire protocol, digests, metadata and recovery.
 """
 
 from __future__ import annotations
@@ -159,6 +159,8 @@ class Ledgers:
         adding, most = self.options.adding, self.options.pending_entries_max
         early_max = max(1, min(adding.early_entries_max, most // 2))  # else no request is left for the missing entry
         self._adding = replace(adding, early_entries_max=early_max)
+        reading = self.options.reading
+        self._reading = replace(reading, batch=False) if bookies.is_v3 else reading  # v3 has no batch read
         self._metadata = metadata
         self._bookies = bookies
         self._rng = rng
@@ -376,7 +378,7 @@ class Ledgers:
         last_entry: EntryId | None,
         on_close: Callable[[], None],
     ) -> LedgerReader:
-        reading, start = self.options.reading, self._start
+        reading, start = self._reading, self._start
         return LedgerReader(
             ledger, metadata, digest, start, last_entry, on_close, self._distance, reading, self._health
         )
@@ -453,12 +455,13 @@ class Ledgers:
     async def compare(self, ledger: LedgerId, *, password: bytes | None = None) -> Compared:
         """Compare the copies of a closed ledger on its bookies, without reading entries; repairs nothing.
 
-        Bookies that are not registered, as far as this client knows, are not asked. Raises MetadataUnavailableError;
-        what of the ledger was not compared is in the reply. Cancelling is safe.
+        Bookies that are not registered, as far as this client knows, are not asked. A client on v3 learns which entries
+        each bookie has, and no summaries of their contents. Raises MetadataUnavailableError; what of the ledger was not
+        compared is in the reply. Cancelling is safe.
         """
         members = self._metadata.known_members()
         known = {**members.readonly, **members.writable}
-        summaries = frozenset(bookie for bookie, info in known.items() if info.summaries)
+        summaries = frozenset(bookie for bookie, info in known.items() if info.summaries and not self._bookies.is_v3)
         machine = LedgerComparer(ledger, password)
         async with self._visiting(machine, ledger, "comparer", self._bookies.listing_asker()) as driver:
             compared: Compared = await driver.ask(Compare(summaries, frozenset(known) - summaries))
