@@ -8,7 +8,8 @@ Invariants:
   response. A response that matches no request closes the connection. On v3, responses are matched by txnId; requests
   are held back and shared in the same way.
 - An overdue response or too many unanswered bytes close the connection. Every requester gets PeerLost, and no late
-  response is matched with a later request.
+  response is matched with a later request. So does one that has sent adds with deferred sync on this connection, also
+  if they are answered: the bookie may have lost them.
 """
 
 from __future__ import annotations
@@ -123,6 +124,8 @@ class BookieRequester:
 
     def close(self) -> None:
         self.post = _drop_fact
+        for connection in self._client.connections.values():
+            connection.deferring.pop(self, None)
 
 
 class ListingRequester(BookieRequester):
@@ -341,6 +344,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._heard = False
         self._lost = False
+        self.deferring: dict[BookieRequester, None] = {}  # sent adds with deferred sync, which a loss may undo
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
@@ -350,13 +354,13 @@ class _Connection(asyncio.BufferedProtocol):
         question: Question
         if isinstance(message, AddEntry):
             question = (_ADD, message.ledger, message.entry)
+            if message.deferred:
+                self.deferring[asker] = None
         elif isinstance(message, ReadEntry):
             question = (_READ, message.ledger, message.entry)
-        elif isinstance(message, ReadWithLac):
+        elif isinstance(message, ReadWithLac | ForceLedger):
             self._numbered += 1
-            question = (_TAIL, message.ledger, self._numbered)
-        elif isinstance(message, ForceLedger):
-            question = (_FORCE, message.ledger, 0)
+            question = (_FORCE if isinstance(message, ForceLedger) else _TAIL, message.ledger, self._numbered)
         else:
             assert isinstance(message, BatchRead | SummarizeEntries), "no other requests are sent to bookies"
             self._numbered += 1
@@ -573,6 +577,7 @@ class _Connection(asyncio.BufferedProtocol):
             for asked in self._questions.values()
             for asker in (*asked.askers, *(held_asker for held_asker, _ in asked.held))
         )
+        askers |= self.deferring
         self._questions.clear()
         if self._by_txn is not None:
             self._by_txn.clear()

@@ -47,6 +47,7 @@ from dlog.io.ledger_watch import MetadataRefresher, nothing
 from dlog.io.metadata import LedgerMetadataStore, Membership
 from dlog.ledger.adding import AddingOptions, LedgerAdder
 from dlog.ledger.comparing import Compare, Compared, LedgerComparer
+from dlog.ledger.deferring import DeferredLedgerAdder
 from dlog.ledger.disk_weights import DiskWeights
 from dlog.ledger.finding import FindTail, TailFinder
 from dlog.ledger.ledger_options import LedgerOptions
@@ -241,6 +242,7 @@ class Ledgers:
         custom: tuple[tuple[str, bytes], ...] = (),
         min_regions: int = 1,
         ledger: LedgerId | None = None,
+        deferred_sync: bool = False,
     ) -> LedgerWriter:
         """Create a ledger under an id that metadata and every bookie of its ensemble do not know; return its writer.
 
@@ -248,8 +250,9 @@ class Ledgers:
         custom: stored in the ledger's metadata. min_regions: regions that must hold an entry before it is confirmed,
         also by a recovery of the ledger. ledger: the id, if the caller gives it, 0 to 2**63 - 1. Ids from GIVEN_IDS on
         are never assigned to other ledgers. One that a ledger had before, also a deleted one, must not be given again.
-        Raises NotEnoughBookiesError or MetadataUnavailableError (an empty ledger may remain), InvalidRequestError (the
-        given id is in use). Cancelling may leave an empty ledger too.
+        deferred_sync: an append is acknowledged once an ack quorum has written it, and may be lost until
+        `LedgerWriter.force`; needs v3. Raises NotEnoughBookiesError or MetadataUnavailableError (an empty ledger may
+        remain), InvalidRequestError (the given id is in use, or no v3). Cancelling may leave an empty ledger too.
         """
         digest = self.options.digest if digest is None else digest
         password = self.options.password if password is None else password
@@ -259,6 +262,8 @@ class Ledgers:
         given, ahead = ledger, 1
         if given is not None and not 0 <= given < 2**63:
             raise InvalidRequestError(f"a ledger id is between 0 and 2**63 - 1: ledger={given}")
+        if deferred_sync and not self._bookies.is_v3:
+            raise InvalidRequestError("deferred sync needs v3, set bookie_protocol of section [ledger] to v3")
         for _ in range(CREATE_ATTEMPTS if given is None else 1):
             ledger = await self._metadata.new_ledger_id(ahead) if given is None else given
             ahead = min(2 * ahead, AHEAD_MAX)  # if this id is in use, so are probably the next ones
@@ -276,7 +281,8 @@ class Ledgers:
             )
             written = await self._write_new(ledger, value)
             if written is not None:
-                return self._writer(ledger, written, Digest(ledger, digest, password), placement)
+                make = DeferredLedgerAdder if deferred_sync else LedgerAdder
+                return self._writer(make, ledger, written, Digest(ledger, digest, password), placement)
         if given is not None:
             raise InvalidRequestError(
                 f"a ledger with this id exists, or bookies hold entries of one, choose another id: ledger={given}"
@@ -342,8 +348,10 @@ class Ledgers:
                 )
         return outcome if isinstance(outcome, Versioned) else None
 
-    def _writer(self, ledger: LedgerId, metadata: Versioned, digest: Digest, placement: Placement) -> LedgerWriter:
-        machine = LedgerAdder(ledger, metadata, digest, placement, self._adding)
+    def _writer(
+        self, make: type[LedgerAdder], ledger: LedgerId, metadata: Versioned, digest: Digest, placement: Placement
+    ) -> LedgerWriter:
+        machine = make(ledger, metadata, digest, placement, self._adding)
         driver = self._start(machine, ledger, "writer", requests_max=self.options.pending_entries_max)
         ensemble = metadata.value.fragments[0].ensemble
         self._on_event(LedgerOpened(ledger, ensemble))

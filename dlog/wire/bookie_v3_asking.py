@@ -160,8 +160,8 @@ def response_to(message: ClientRequest, reply: V3Reply) -> ClientResponse:
             return EntryRead(ledger, entry, reply.code, reply.packet if reply.packet is not None else b"", fence)
         case ReadWithLac(ledger) if reply.operation == READ_ENTRY:
             return ReadWithLacDone(ledger, reply.entry, reply.code, reply.packet, reply.lac, reply.waited)
-        case ForceLedger(ledger) if reply.operation == FORCE_LEDGER:
-            return LedgerForced(ledger, reply.code)
+        case ForceLedger(ledger, number) if reply.operation == FORCE_LEDGER:
+            return LedgerForced(ledger, reply.code, number)
     raise ProtocolError(f"the response is one to another operation: operation={reply.operation} txn={reply.txn}")
 
 
