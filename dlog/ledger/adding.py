@@ -118,7 +118,7 @@ class AddingOptions:
     delay_max_s: float = 15.0  # for which it is delayed; well below `open_grace_s` of recovery
     ack_quorum_timeout_s: float = 0.0  # for the oldest entry, whatever was replaced meanwhile; 0: none
     early_entries_max: int = 5_000  # a given entry id is at most so far above the last entry that was sent
-    unforced_entries_max: int = option(10_000, sim=(4, 100))  # with deferred sync: kept in memory until a force
+    unforced_entries_max: int = 10_000  # with deferred sync: kept in memory until a force
 
 
 DELAY_TICKS = 3  # of timer "delay" in delay_max_s

@@ -52,6 +52,31 @@ async def write_and_read(cluster: Cluster, theirs: JavaLedgers) -> None:
             assert not compared.skipped and not compared.differing and not compared.missing
 
 
+async def force(cluster: Cluster, theirs: JavaLedgers) -> None:
+    """Write with deferred sync: the LAC that readers see moves by a force alone; Java reads what it made durable, and
+    what a close did."""
+    written = numbered("ours", 0, 30)
+    async with cluster.ledgers(transport=ON_V3) as ours:
+        writer = await ours.create(Quorum(), deferred_sync=True)
+        for payload in written[:10]:
+            await writer.append((payload,))
+        assert writer.lac == -1 == (await theirs.open(writer.ledger_id)).lac
+        assert await writer.force() == 9 == writer.lac
+        await writer.append((written[10],))
+        assert await theirs.read_all(writer.ledger_id) == written[:10], "the last add carries the LAC of the force"
+        adds = [writer.append((payload,)) for payload in written[11:]]
+        assert await writer.close() == 29
+        assert [await add for add in adds] == list(range(11, 30))
+        assert await theirs.read_all(writer.ledger_id) == written == await read_all(ours, writer.ledger_id)
+        await wait_whole(ours, writer.ledger_id)
+        dead = await ours.create(Quorum(), deferred_sync=True)
+        for payload in written:
+            await dead.append((payload,))
+        await dead.force()
+        await dead.abandon()
+        assert await theirs.read_all(dead.ledger_id, recover=True) == written
+
+
 async def fence_and_recover(cluster: Cluster, theirs: JavaLedgers) -> None:
     """Fence Java's writer and be fenced by it; recover what a dead writer left; a wrong password fences nothing."""
     written = numbered("any", 0, 60)

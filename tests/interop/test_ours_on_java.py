@@ -17,7 +17,7 @@ from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code
 from tests.interop.java_bookies import JavaCluster
 from tests.interop.java_peer import JavaError, JavaLedgers, JavaPeer
-from tests.interop.our_v3 import fence_and_recover, write_and_read
+from tests.interop.our_v3 import fence_and_recover, force, write_and_read
 from tests.interop.payloads import (
     ENTRY_BYTES_MAX,
     follow,
@@ -334,3 +334,9 @@ async def test_we_write_and_read_on_v3_on_java_bookies(theirs: JavaLedgers, java
 
 async def test_we_fence_and_recover_on_v3_on_java_bookies(theirs: JavaLedgers, java_bookies: JavaCluster) -> None:
     await fence_and_recover(java_bookies, theirs)
+
+
+async def test_we_force_a_ledger_with_deferred_sync_on_java_bookies(
+    theirs: JavaLedgers, java_bookies: JavaCluster
+) -> None:
+    await force(java_bookies, theirs)

@@ -494,3 +494,17 @@ async def test_a_force_of_v3_is_answered_and_batch_reads_are_refused() -> None:
         assert listener.facts == [Received(A, LedgerForced(LedgerId(7), Code.OK))]
         with pytest.raises(AssertionError, match="BatchRead"):
             listener.send(BatchRead(LedgerId(7), EntryId(0), 1, 10, 1 << 20))
+
+
+async def test_a_loss_is_told_to_those_who_sent_adds_with_deferred_sync_also_if_all_are_answered() -> None:
+    async with joined(PATIENT_V3) as (bookie, client):
+        writer, synced, gone = Listener(client), Listener(client), Listener(client)
+        deferred = replace(add(0), deferred=True)
+        for listener, message in ((writer, deferred), (synced, add(1)), (gone, replace(deferred, entry=EntryId(2)))):
+            listener.send(message)
+            await listener.heard(1)
+        gone.door.close()
+        bookie.reset()
+        await writer.heard(2)
+        assert [type(fact) for fact in writer.facts] == [Received, PeerLost]
+        assert len(synced.facts) == len(gone.facts) == 1
