@@ -11,7 +11,7 @@ import contextlib
 import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actors.recovery.auditing import Auditing
 from actors.recovery.comparing import COMPARE_TIMEOUT_S, Comparing
@@ -63,7 +63,8 @@ async def run(
         ledgers = await stack.enter_async_context(Ledgers(metadata, bookies, rng=rng, options=limits, on_event=tell))
         auditing = Auditing(options, metadata, marks, metadata.auditor_election(name), tell)
         # comparisons have connections of their own: slow summaries never close those of repairs
-        slow = BookieClientOptions(request_timeout_s=COMPARE_TIMEOUT_S).configured(section)
+        # and v2, which alone has summaries
+        slow = replace(BookieClientOptions(request_timeout_s=COMPARE_TIMEOUT_S).configured(section), protocol="v2")
         compared = await stack.enter_async_context(environment.bookies(metadata, slow))
         comparable = await stack.enter_async_context(Ledgers(metadata, compared, rng=rng, on_event=tell))
         comparing = Comparing(options, comparable, marks, lambda: auditing.is_auditor, tell)

@@ -445,7 +445,7 @@ class Bookie:
         elif isinstance(request, LacReading):
             self._tail.serve_lac(request, out)
         elif isinstance(request, ForceLedger):
-            out.append(Send(peer, LedgerForced(request.ledger, Code.OK)))
+            out.append(Send(peer, LedgerForced(request.ledger, Code.OK, request.number)))
         else:
             self._batches.gather(request, out)
 
@@ -536,7 +536,7 @@ class Bookie:
             self._park(self._waiting[-1].token, peer, m)
             return
         code = Code.BAD_REQUEST if m.ledger < 0 else Code.IO_ERROR if self._limbo else Code.OK
-        out.append(Send(peer, LedgerForced(m.ledger, code)))
+        out.append(Send(peer, LedgerForced(m.ledger, code, m.number)))
 
     # ---- reads -------------------------------------------------------------------------------------------------------
 
@@ -863,5 +863,5 @@ def _refusal(request: Any, code: Code) -> Any:
     if isinstance(request, LacReading):
         return LacRead(request.request.ledger, code)
     if isinstance(request, ForceLedger):
-        return LedgerForced(request.ledger, code)
+        return LedgerForced(request.ledger, code, request.number)
     return EntryRead(request.ledger, request.entry, code, b"", request.fence)

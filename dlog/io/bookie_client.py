@@ -1,13 +1,15 @@
-"""Connections to bookies: sends ledger machines' requests and delivers the responses (BookKeeper v2 on TCP).
+"""Connections to bookies: sends ledger machines' requests and delivers the responses (BookKeeper v2 or v3 on TCP).
 
 Invariants:
 - A process has one connection to each bookie, for all ledgers. Requests of one turn of the event loop leave in one
   vectored write; responses come by callback, without a task or future per message.
 - v2 responses name only (operation, ledger, entry), or a request number instead of the entry. So two requests with the
   same key are never in flight together: the later one is held back. Non-fencing reads of one entry share a successful
-  response. A response that matches no request closes the connection.
+  response. A response that matches no request closes the connection. On v3, responses are matched by txnId; requests
+  are held back and shared in the same way.
 - An overdue response or too many unanswered bytes close the connection. Every requester gets PeerLost, and no late
-  response is matched with a later request.
+  response is matched with a later request. So does one that has sent adds with deferred sync on this connection, also
+  if they are answered: the bookie may have lost them.
 """
 
 from __future__ import annotations
@@ -33,28 +35,36 @@ from dlog.model.ids import BookieId
 from dlog.options import MiB, option
 from dlog.wire.bookie import (
     AddEntry,
+    AuthDone,
     BatchRead,
     BatchReadDone,
     Code,
+    CollectionReport,
     EntriesSummarized,
     EntryAdded,
     EntryRead,
     ReadEntry,
-    Request,
-    Response,
     ResponseDecoder,
     SummarizeEntries,
     encode_request,
 )
 from dlog.wire.bookie_info import address_of
-from dlog.wire.bookie_v3_asking import encode_tls_request
-from dlog.wire.bookie_v3_messages import ListEntries
+from dlog.wire.bookie_v3_asking import (
+    ClientRequest,
+    V3Reply,
+    V3ReplyDecoder,
+    encode_tls_request,
+    encode_v3_request,
+    response_to,
+)
+from dlog.wire.bookie_v3_messages import ForceLedger, LedgerForced, ListEntries, ReadWithLac, ReadWithLacDone
 from dlog.wire.framing import Buffer, Decoder
 
 Resolve = Callable[[BookieId], tuple[str, int] | None]
 Question = tuple[int, int, int]  # key that matches a response: operation, ledger, entry or request number
 
-_ADD, _READ, _BATCH, _SUMMARY = 1, 2, 3, 4
+_ADD, _READ, _BATCH, _SUMMARY, _TAIL, _FORCE = 1, 2, 3, 4, 5, 6
+_ClientResponse = EntryAdded | EntryRead | BatchReadDone | EntriesSummarized | ReadWithLacDone | LedgerForced
 _CONNECTIONS_LOST = metrics.BOOKIE_CONNECTIONS_LOST
 _TIMEOUTS = metrics.BOOKIE_TIMEOUTS
 _LAGGING = metrics.BOOKIE_LAGGING
@@ -71,15 +81,21 @@ class BookieClientOptions:
     lag_bytes_max: int = option(64 * MiB, sim=(64 * 1024, 64 * MiB))  # unanswered bytes at one bookie
     backoff_min_s: float = option(0.02, sim=(0.0, 0.1))
     backoff_max_s: float = option(2.0, sim=(0.1, 5.0))
-    tls_ca: str = ""  # see LedgerOptions, also for the next three
+    protocol: str = "v2"  # or "v3"; see LedgerOptions, also for the next four
+    tls_ca: str = ""
     tls_certificate: str = ""
     tls_key: str = ""
     tls_check_hostname: bool = False
+
+    def __post_init__(self) -> None:
+        if self.protocol not in ("v2", "v3"):
+            raise ValueError(f"protocol is v2 or v3: value={self.protocol!r}")
 
     def configured(self, section: LedgerOptions) -> BookieClientOptions:
         """These settings with those of section [ledger]."""
         return replace(
             self,
+            protocol=section.bookie_protocol,
             tls_ca=section.bookie_tls_ca,
             tls_certificate=section.bookie_tls_certificate,
             tls_key=section.bookie_tls_key,
@@ -100,13 +116,16 @@ class BookieRequester:
         self.post: Callable[[Fact], None] = _drop_fact
 
     def send(self, peer: Peer, message: Any) -> None:
-        """Send a request of dlog/wire/bookie.py to a BookieId. Raises ConnectionLostError during back-off."""
+        """Send a request of dlog/wire/bookie.py to a BookieId; on v3 also ReadWithLac or ForceLedger, but no batch read
+        and no summary. Raises ConnectionLostError during back-off."""
         bookie: BookieId = peer  # type: ignore[assignment]  # the peers of a ledger machine are BookieIds
         client = self._client
         (client.connections.get(bookie) or client.connect(bookie)).ask(self, message)
 
     def close(self) -> None:
         self.post = _drop_fact
+        for connection in self._client.connections.values():
+            connection.deferring.pop(self, None)
 
 
 class ListingRequester(BookieRequester):
@@ -154,7 +173,9 @@ class BookieClient:
         self.connections: dict[BookieId, _Connection] = {}
         self._resting: dict[BookieId, tuple[int, float]] = {}  # back-off: failures in a row, end (monotonic)
         self._addresses: dict[BookieId, tuple[str, int]] = {}
-        self.encoded: tuple[Request | None, list[Buffer], int] = (None, [], 0)
+        self.is_v3 = options.protocol == "v3"
+        self._txn = 0
+        self.encoded: tuple[ClientRequest | None, list[Buffer], int, int] = (None, [], 0, 0)
 
     async def __aenter__(self) -> BookieClient:
         await self._tasks.__aenter__()
@@ -205,13 +226,21 @@ class BookieClient:
         connection = self.connections.get(bookie)
         return connection.unanswered_bytes if connection is not None else 0
 
-    def encode(self, message: Request) -> tuple[Request, list[Buffer], int]:
-        """Return message, buffers and size; kept in `encoded`, as an entry goes to several bookies in a row."""
-        buffers = encode_request(message)
+    def encode(self, message: ClientRequest) -> tuple[ClientRequest, list[Buffer], int, int]:
+        """Return message, buffers, size and txnId; kept in `encoded`, as an entry goes to several bookies in a row.
+
+        On a connection a txnId names one request: the same message is sent again only after its response.
+        """
+        if self.is_v3:
+            self._txn += 1
+            buffers = encode_v3_request(message, self._txn)
+        else:
+            assert not isinstance(message, ReadWithLac | ForceLedger), "v2 has no such request"
+            buffers = encode_request(message)
         size = sum(map(len, buffers))
         if size <= _JOINED_BYTES_MAX:
             buffers = [b"".join(buffers)]
-        self.encoded = encoded = (message, buffers, size)
+        self.encoded = encoded = (message, buffers, size, self._txn)
         return encoded
 
     def connect(self, bookie: BookieId) -> _Connection:
@@ -276,9 +305,9 @@ class _InflightRequest:
 
     def __init__(
         self,
-        message: Request,
+        message: ClientRequest,
         askers: list[BookieRequester],
-        held: list[tuple[BookieRequester, Request]],
+        held: list[tuple[BookieRequester, ClientRequest]],
         size: int,
         sent_s: float,
     ) -> None:
@@ -304,7 +333,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._lag_bytes_max = client.options.lag_bytes_max
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._decoder: Decoder[Any] = ResponseDecoder()
+        self._by_txn: dict[int, Question] | None = {} if client.is_v3 else None  # those in flight
+        self._decoder: Decoder[Any] = self._new_decoder()
         self._plain: asyncio.Transport | None = None  # while it becomes one under TLS
         self._agreed: asyncio.Future[None] | None = None  # the bookie agrees to TLS
         self._questions: dict[Question, _InflightRequest] = {}  # in flight, in the order sent
@@ -314,17 +344,23 @@ class _Connection(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._heard = False
         self._lost = False
+        self.deferring: dict[BookieRequester, None] = {}  # sent adds with deferred sync, which a loss may undo
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
-    def ask(self, asker: BookieRequester, message: Request) -> None:
+    def ask(self, asker: BookieRequester, message: ClientRequest) -> None:
         """Send the request, share the response of an equal read in flight, or hold it back."""
         number = 0
         question: Question
         if isinstance(message, AddEntry):
             question = (_ADD, message.ledger, message.entry)
+            if message.deferred:
+                self.deferring[asker] = None
         elif isinstance(message, ReadEntry):
             question = (_READ, message.ledger, message.entry)
+        elif isinstance(message, ReadWithLac | ForceLedger):
+            self._numbered += 1
+            question = (_FORCE if isinstance(message, ForceLedger) else _TAIL, message.ledger, self._numbered)
         else:
             assert isinstance(message, BatchRead | SummarizeEntries), "no other requests are sent to bookies"
             self._numbered += 1
@@ -341,16 +377,18 @@ class _Connection(asyncio.BufferedProtocol):
     def _send(
         self,
         question: Question,
-        message: Request,
+        message: ClientRequest,
         askers: list[BookieRequester],
-        held: list[tuple[BookieRequester, Request]],
+        held: list[tuple[BookieRequester, ClientRequest]],
         number: int = 0,
     ) -> None:
         """Send a request for `askers` and hold `held` back behind it. PeerLost may be posted before this returns."""
         last = self._client.encoded
-        _, buffers, size = last if last[0] is message else self._client.encode(message)
+        _, buffers, size, txn = last if last[0] is message else self._client.encode(message)
         asked = self._questions[question] = _InflightRequest(message, askers, held, size, self._clock.monotonic_s())
         asked.number = number
+        if self._by_txn is not None:
+            self._by_txn[txn] = question
         self.unanswered_bytes += size
         self._out += buffers
         if self._timer is None:
@@ -414,11 +452,14 @@ class _Connection(asyncio.BufferedProtocol):
             raise
         finally:
             self._plain = self._agreed = None
-        self._decoder = ResponseDecoder()
+        self._decoder = self._new_decoder()
         if self._lost:
             transport.abort()
         else:
             self._begin(transport)
+
+    def _new_decoder(self) -> Decoder[Any]:
+        return ResponseDecoder() if self._by_txn is None else V3ReplyDecoder()
 
     def _begin(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -438,7 +479,10 @@ class _Connection(asyncio.BufferedProtocol):
             self._client.heard(self._bookie)
         try:
             for response in received(self._decoder, nbytes):
-                self._answer(response)
+                if isinstance(response, V3Reply):
+                    self._answer_reply(response)
+                else:
+                    self._answer(response)
         except ProtocolError as error:
             self.lose(f"protocol error: {error.message}")
 
@@ -458,7 +502,14 @@ class _Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         self.lose(f"connection lost: {exc}" if exc else "connection closed by the bookie")
 
-    def _answer(self, response: Response) -> None:
+    def _answer_reply(self, reply: V3Reply) -> None:
+        assert self._by_txn is not None
+        question = self._by_txn.pop(reply.txn, None)
+        if question is None:
+            raise ProtocolError(f"response without a request: operation={reply.operation} txn={reply.txn}")
+        self._answer_to(question, response_to(self._questions[question].message, reply))
+
+    def _answer(self, response: _ClientResponse | AuthDone | CollectionReport) -> None:
         question: Question
         if isinstance(response, EntryAdded):
             question = (_ADD, response.ledger, response.entry)
@@ -470,6 +521,9 @@ class _Connection(asyncio.BufferedProtocol):
             question = (_SUMMARY, response.ledger, response.request)
         else:
             raise ProtocolError("response without a request: op=AUTH")
+        self._answer_to(question, response)
+
+    def _answer_to(self, question: Question, response: _ClientResponse) -> None:
         asked = self._questions.pop(question, None)
         if asked is None:
             raise ProtocolError(f"response without a request: operation, ledger, entry or number={question}")
@@ -477,7 +531,7 @@ class _Connection(asyncio.BufferedProtocol):
         message = asked.message
         again = asked.held
         if isinstance(response, EntryRead):
-            if isinstance(message, ReadEntry) and message.fence:
+            if isinstance(message, ReadEntry) and message.fence and not response.fence:
                 response = replace(response, fence=True)
             elif response.code is not Code.OK and len(asked.askers) > asked.before:
                 # the bookie may have read before the later requesters asked, so their request is sent again
@@ -491,7 +545,7 @@ class _Connection(asyncio.BufferedProtocol):
         if again:
             self._release(question, again)
 
-    def _release(self, question: Question, held: list[tuple[BookieRequester, Request]]) -> None:
+    def _release(self, question: Question, held: list[tuple[BookieRequester, ClientRequest]]) -> None:
         """Send the first request held back, together with those that may share its response; hold back the rest."""
         (asker, message), *rest = held
         if self._lost:  # a requester's handling of the response closed the connection
@@ -523,7 +577,10 @@ class _Connection(asyncio.BufferedProtocol):
             for asked in self._questions.values()
             for asker in (*asked.askers, *(held_asker for held_asker, _ in asked.held))
         )
+        askers |= self.deferring
         self._questions.clear()
+        if self._by_txn is not None:
+            self._by_txn.clear()
         self._out.clear()
         self._client.forget(self._bookie, self, reason, quietly)
         fact = PeerLost(self._bookie, reason)
@@ -543,11 +600,11 @@ class _FrameDecoder(Decoder[list[memoryview]]):
         return list(frames)
 
 
-def _same_plain_read(one: Request, other: Request) -> bool:
+def _same_plain_read(one: ClientRequest, other: ClientRequest) -> bool:
     return isinstance(one, ReadEntry) and isinstance(other, ReadEntry) and not one.fence and not other.fence
 
 
-def _may_share(sent: Request, new: Request) -> bool:
+def _may_share(sent: ClientRequest, new: ClientRequest) -> bool:
     """Whether `new` may share the response to `sent`, although the bookie may have read before `new` was requested.
 
     A stored entry does not change, so a successful response stays valid; the last entry (id -1) does change.

@@ -17,6 +17,7 @@ from dlog.errors import ClosedError, DLogError
 from dlog.io import metrics
 from dlog.io.driver import Driver, Sink
 from dlog.ledger.adding import Add, Close, Closed, LedgerAdder
+from dlog.ledger.deferring import DeferredLedgerAdder, Force
 from dlog.ledger.reading import EntryReader as ReadingMachine
 from dlog.ledger.reading import ReadDone, ReadingOptions, ReadLedger, UseMetadata
 from dlog.ledger.replica_health import Distance, ReplicaHealth
@@ -57,7 +58,7 @@ class LedgerWriter:
 
     @property
     def lac(self) -> EntryId:
-        """Last confirmed entry; NO_ENTRY: none."""
+        """Last confirmed entry, with deferred sync the last durable one; NO_ENTRY: none."""
         return self._machine.lac
 
     @property
@@ -96,10 +97,23 @@ class LedgerWriter:
         _count_sent()
         _count_sent_bytes(sum(map(len, parts)))
 
+    async def force(self) -> EntryId:
+        """Make durable every entry whose append was acknowledged before this call; returns the LAC then.
+
+        Only of a ledger with deferred sync, where the LAC moves by this alone; of any other, what is acknowledged is
+        durable, and this returns the LAC at once. Raises what `append` raises; then it is unknown what is durable.
+        Cancelling stops the wait only.
+        """
+        if not isinstance(self._machine, DeferredLedgerAdder):
+            return self._machine.lac
+        lac: EntryId = await self._driver.ask(Force())
+        return lac
+
     async def close(self, *, drain: bool = True) -> EntryId:
         """Close the ledger; returns its last entry (NO_ENTRY: empty). Idempotent.
 
-        drain: confirm pending entries first; False: they fail at once. Raises LedgerFencedError if another client
+        drain: confirm pending entries first; False: they fail at once. With deferred sync: force the ledger first;
+        False: entries that no force made durable are left out. Raises LedgerFencedError if another client
         recovered the ledger and closed it at another entry, MetadataUnavailableError (outcome unknown; call again).
         """
         if self._closed is None:

@@ -16,7 +16,7 @@ Invariants:
         reader = await ledgers.open(writer.ledger_id)
         payloads = await reader.read(EntryId(0), reader.lac, max_bytes=1 << 20)
 
-Interoperable with Apache BookKeeper 4.17: v2 wire protocol, digests, metadata and recovery.
+Interoperable with Apache BookKeeper 4.17: v2 and v3 wire protocol, digests, metadata and recovery.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from dlog.io.ledger_watch import MetadataRefresher, nothing
 from dlog.io.metadata import LedgerMetadataStore, Membership
 from dlog.ledger.adding import AddingOptions, LedgerAdder
 from dlog.ledger.comparing import Compare, Compared, LedgerComparer
+from dlog.ledger.deferring import DeferredLedgerAdder
 from dlog.ledger.disk_weights import DiskWeights
 from dlog.ledger.finding import FindTail, TailFinder
 from dlog.ledger.ledger_options import LedgerOptions
@@ -159,6 +160,8 @@ class Ledgers:
         adding, most = self.options.adding, self.options.pending_entries_max
         early_max = max(1, min(adding.early_entries_max, most // 2))  # else no request is left for the missing entry
         self._adding = replace(adding, early_entries_max=early_max)
+        reading = self.options.reading
+        self._reading = replace(reading, batch=False) if bookies.is_v3 else reading  # v3 has no batch read
         self._metadata = metadata
         self._bookies = bookies
         self._rng = rng
@@ -239,6 +242,7 @@ class Ledgers:
         custom: tuple[tuple[str, bytes], ...] = (),
         min_regions: int = 1,
         ledger: LedgerId | None = None,
+        deferred_sync: bool = False,
     ) -> LedgerWriter:
         """Create a ledger under an id that metadata and every bookie of its ensemble do not know; return its writer.
 
@@ -246,8 +250,9 @@ class Ledgers:
         custom: stored in the ledger's metadata. min_regions: regions that must hold an entry before it is confirmed,
         also by a recovery of the ledger. ledger: the id, if the caller gives it, 0 to 2**63 - 1. Ids from GIVEN_IDS on
         are never assigned to other ledgers. One that a ledger had before, also a deleted one, must not be given again.
-        Raises NotEnoughBookiesError or MetadataUnavailableError (an empty ledger may remain), InvalidRequestError (the
-        given id is in use). Cancelling may leave an empty ledger too.
+        deferred_sync: an append is acknowledged once an ack quorum has written it, and may be lost until
+        `LedgerWriter.force`; needs v3. Raises NotEnoughBookiesError or MetadataUnavailableError (an empty ledger may
+        remain), InvalidRequestError (the given id is in use, or no v3). Cancelling may leave an empty ledger too.
         """
         digest = self.options.digest if digest is None else digest
         password = self.options.password if password is None else password
@@ -257,6 +262,8 @@ class Ledgers:
         given, ahead = ledger, 1
         if given is not None and not 0 <= given < 2**63:
             raise InvalidRequestError(f"a ledger id is between 0 and 2**63 - 1: ledger={given}")
+        if deferred_sync and not self._bookies.is_v3:
+            raise InvalidRequestError("deferred sync needs v3, set bookie_protocol of section [ledger] to v3")
         for _ in range(CREATE_ATTEMPTS if given is None else 1):
             ledger = await self._metadata.new_ledger_id(ahead) if given is None else given
             ahead = min(2 * ahead, AHEAD_MAX)  # if this id is in use, so are probably the next ones
@@ -274,7 +281,8 @@ class Ledgers:
             )
             written = await self._write_new(ledger, value)
             if written is not None:
-                return self._writer(ledger, written, Digest(ledger, digest, password), placement)
+                make = DeferredLedgerAdder if deferred_sync else LedgerAdder
+                return self._writer(make, ledger, written, Digest(ledger, digest, password), placement)
         if given is not None:
             raise InvalidRequestError(
                 f"a ledger with this id exists, or bookies hold entries of one, choose another id: ledger={given}"
@@ -340,8 +348,10 @@ class Ledgers:
                 )
         return outcome if isinstance(outcome, Versioned) else None
 
-    def _writer(self, ledger: LedgerId, metadata: Versioned, digest: Digest, placement: Placement) -> LedgerWriter:
-        machine = LedgerAdder(ledger, metadata, digest, placement, self._adding)
+    def _writer(
+        self, make: type[LedgerAdder], ledger: LedgerId, metadata: Versioned, digest: Digest, placement: Placement
+    ) -> LedgerWriter:
+        machine = make(ledger, metadata, digest, placement, self._adding)
         driver = self._start(machine, ledger, "writer", requests_max=self.options.pending_entries_max)
         ensemble = metadata.value.fragments[0].ensemble
         self._on_event(LedgerOpened(ledger, ensemble))
@@ -376,7 +386,7 @@ class Ledgers:
         last_entry: EntryId | None,
         on_close: Callable[[], None],
     ) -> LedgerReader:
-        reading, start = self.options.reading, self._start
+        reading, start = self._reading, self._start
         return LedgerReader(
             ledger, metadata, digest, start, last_entry, on_close, self._distance, reading, self._health
         )
@@ -453,12 +463,13 @@ class Ledgers:
     async def compare(self, ledger: LedgerId, *, password: bytes | None = None) -> Compared:
         """Compare the copies of a closed ledger on its bookies, without reading entries; repairs nothing.
 
-        Bookies that are not registered, as far as this client knows, are not asked. Raises MetadataUnavailableError;
-        what of the ledger was not compared is in the reply. Cancelling is safe.
+        Bookies that are not registered, as far as this client knows, are not asked. A client on v3 learns which entries
+        each bookie has, and no summaries of their contents. Raises MetadataUnavailableError; what of the ledger was not
+        compared is in the reply. Cancelling is safe.
         """
         members = self._metadata.known_members()
         known = {**members.readonly, **members.writable}
-        summaries = frozenset(bookie for bookie, info in known.items() if info.summaries)
+        summaries = frozenset(bookie for bookie, info in known.items() if info.summaries and not self._bookies.is_v3)
         machine = LedgerComparer(ledger, password)
         async with self._visiting(machine, ledger, "comparer", self._bookies.listing_asker()) as driver:
             compared: Compared = await driver.ask(Compare(summaries, frozenset(known) - summaries))

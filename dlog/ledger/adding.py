@@ -118,6 +118,7 @@ class AddingOptions:
     delay_max_s: float = 15.0  # for which it is delayed; well below `open_grace_s` of recovery
     ack_quorum_timeout_s: float = 0.0  # for the oldest entry, whatever was replaced meanwhile; 0: none
     early_entries_max: int = 5_000  # a given entry id is at most so far above the last entry that was sent
+    unforced_entries_max: int = 10_000  # with deferred sync: kept in memory until a force
 
 
 DELAY_TICKS = 3  # of timer "delay" in delay_max_s
@@ -565,16 +566,16 @@ class LedgerAdder:
 
     def _watch_quorum(self) -> None:
         """Start timer "quorum". It ends when it fires and no entry waits: no entry costs a timer of its own."""
-        self._quorum_ticks, self._quorum_lac = 0, self.lac
+        self._quorum_ticks, self._quorum_lac = 0, self._window.answered
         self._effects.append(SetTimer("quorum", self._options.ack_quorum_timeout_s / 2))
 
     def _note_quorum_timer(self) -> None:
         if self._quorum_ticks < 0:
             return
         ticks = self._quorum_ticks + 1
-        if not len(self._window):
+        if self._window.answered == self._window.pushed or not len(self._window):
             self._quorum_ticks = -1
-        elif self.lac != self._quorum_lac:
+        elif self._window.answered != self._quorum_lac:
             self._watch_quorum()
         elif ticks < 2:
             self._quorum_ticks = ticks
@@ -583,7 +584,7 @@ class LedgerAdder:
             self._quorum_ticks = -1
             why = (
                 f"an entry was not confirmed by an ack quorum for {self._options.ack_quorum_timeout_s} s, check "
-                f"bookies (dlog bookie ls): ledger={self.ledger} entry={self.lac + 1}"
+                f"bookies (dlog bookie ls): ledger={self.ledger} entry={self._window.answered + 1}"
             )
             self._die(UnavailableError(why, outcome_unknown=True))
 

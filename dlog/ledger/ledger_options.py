@@ -42,6 +42,11 @@ class LedgerOptions(PlacementOptions):
         "the replies, up to 4 s, so that about one read in twenty asks two",
     )
     speculate_min_s: float = option(0.02, "the shortest time after which a second bookie is asked")
+    bookie_protocol: str = option(
+        "v2",
+        "BookKeeper's protocol to bookies: v2, or v3, which takes more CPU, has no batched reads and no summaries of "
+        "copies, but deferred sync",
+    )
     bookie_tls_ca: str = option(
         "",
         "PEM file of the authorities that sign the certificates of bookies; all connections to bookies are under TLS "
@@ -58,6 +63,8 @@ class LedgerOptions(PlacementOptions):
         check_positive(self, "disk_ask_s", "quarantine_s", "ensemble_changes_max", "speculate_s", "speculate_min_s")
         if self.disk_weight_max and self.disk_weight_max < 1.0:
             raise ValueError(f"disk_weight_max is at least 1, or 0: value={self.disk_weight_max}")
+        if self.bookie_protocol not in ("v2", "v3"):
+            raise ValueError(f"bookie_protocol is v2 or v3: value={self.bookie_protocol!r}")
         if bool(self.bookie_tls_certificate) != bool(self.bookie_tls_key):
             raise ValueError("bookie_tls_certificate and bookie_tls_key must be given together")
         if self.bookie_tls_certificate and not self.bookie_tls_ca:

@@ -104,6 +104,11 @@ class Window:
     def __len__(self) -> int:
         return len(self._pending)
 
+    @property
+    def answered(self) -> EntryId:
+        """Last entry whose add may be answered with success."""
+        return self.lac
+
     def push(self, message: AddEntry, length: int, ticket: int = 0) -> list[Send]:
         """Append the next entry to the window and send it to its write set, except to failed members."""
         entry = message.entry

@@ -49,6 +49,7 @@ class AddEntry:
     parts: tuple[Buffer, ...]
     recovery: bool = False  # accepted despite the fence: sent by recovery and re-replication only
     high_priority: bool = False
+    deferred: bool = False  # DEFERRED_SYNC of v3: acknowledged when written, durable after a ForceLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +237,8 @@ _SUMMARY_FIELDS = struct.Struct(">qqI")
 def encode_request(request: Request) -> list[Buffer]:
     """The frame of a request; payload parts are not copied. Unsupported cannot be encoded."""
     match request:
-        case AddEntry(ledger, entry, key, parts, recovery, high_priority):
+        case AddEntry(ledger, entry, key, parts, recovery, high_priority, deferred):
+            assert not deferred, "deferred sync needs v3"
             assert len(key) == _KEY_SIZE, "a master key has 20 bytes"
             flags = (_RECOVERY if recovery else 0) | (_HIGH_PRIORITY if high_priority else 0)
             size = sum(map(len, parts)) + 4 + _KEY_SIZE

@@ -54,9 +54,13 @@ class ReadLac:
 
 @dataclass(frozen=True, slots=True)
 class ForceLedger:
-    """Answer when everything that was acknowledged in this ledger is durable."""
+    """Answer when everything that was acknowledged in this ledger is durable.
+
+    number: of its sender, which the connection copies to the response; not sent.
+    """
 
     ledger: LedgerId
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +118,11 @@ class LacRead:
 
 @dataclass(frozen=True, slots=True)
 class LedgerForced:
-    """Response to ForceLedger."""
+    """Response to ForceLedger. number: of the request."""
 
     ledger: LedgerId
     code: Code
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

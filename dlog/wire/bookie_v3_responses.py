@@ -65,7 +65,7 @@ def encode_v3_response(call: V3Call, response: V3Response, now_ms: int = 0) -> l
             if len(lac_packet):
                 head += bytes_field(3, lac_packet)
             return _framed(call, code, 104, head, 4, last_packet if len(last_packet) else None)
-        case LedgerForced(_, code):
+        case LedgerForced(_, code, _):
             return _framed(call, code, 107, _told(code, call.ledger))
         case EntriesListed(_, code, listed):
             body = listed if code is Code.OK else None

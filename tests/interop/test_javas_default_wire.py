@@ -18,6 +18,7 @@ from tests.integration.proxies.processes import ProxyCluster
 from tests.interop.conftest import started
 from tests.interop.java_peer import JavaError, JavaLedgers, JavaLogs, JavaPeer
 from tests.interop.java_shell import run_shell
+from tests.interop.our_v3 import fence_and_recover, force, write_and_read
 from tests.interop.payloads import numbered, read_all, refused, sized, wait_whole
 from tests.interop.streams import java_read, we_read
 
@@ -131,6 +132,18 @@ async def test_java_on_v3_fences_our_writer_and_recovers_it(theirs: JavaLedgers,
         assert found.lac == 39 and found.closed and await found.read_all() == written
         with pytest.raises(FencedError):
             await writer.append((b"too late",))
+
+
+async def test_we_write_and_read_on_v3_on_our_bookies(theirs: JavaLedgers, bookies: BookieCluster) -> None:
+    await write_and_read(bookies, theirs)
+
+
+async def test_we_fence_and_recover_on_v3_on_our_bookies(theirs: JavaLedgers, bookies: BookieCluster) -> None:
+    await fence_and_recover(bookies, theirs)
+
+
+async def test_we_force_a_ledger_with_deferred_sync_on_our_bookies(theirs: JavaLedgers, bookies: BookieCluster) -> None:
+    await force(bookies, theirs)
 
 
 async def test_a_deferred_sync_writer_of_java_forces(theirs: JavaLedgers, bookies: BookieCluster) -> None:

@@ -17,6 +17,7 @@ from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code
 from tests.interop.java_bookies import JavaCluster
 from tests.interop.java_peer import JavaError, JavaLedgers, JavaPeer
+from tests.interop.our_v3 import fence_and_recover, force, write_and_read
 from tests.interop.payloads import (
     ENTRY_BYTES_MAX,
     follow,
@@ -325,3 +326,17 @@ async def test_a_window_of_entries_is_confirmed_in_order_on_java_bookies(java_bo
         assert await writer.close() == EntryId(2999)
         assert order == list(range(3000))
         assert await read_all(ours, writer.ledger_id) == written
+
+
+async def test_we_write_and_read_on_v3_on_java_bookies(theirs: JavaLedgers, java_bookies: JavaCluster) -> None:
+    await write_and_read(java_bookies, theirs)
+
+
+async def test_we_fence_and_recover_on_v3_on_java_bookies(theirs: JavaLedgers, java_bookies: JavaCluster) -> None:
+    await fence_and_recover(java_bookies, theirs)
+
+
+async def test_we_force_a_ledger_with_deferred_sync_on_java_bookies(
+    theirs: JavaLedgers, java_bookies: JavaCluster
+) -> None:
+    await force(java_bookies, theirs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ async def test_java_and_we_under_tls(
     written = [*numbered("java", 0, 100), sized(1_044_480)]
     writer = await theirs.create()
     assert await writer.add(written) == list(range(101))
-    async with bookies.ledgers(transport=under_tls) as ours:
+    async with bookies.ledgers(transport=replace(under_tls, protocol="v3" if v3 else "v2")) as ours:
         assert (await ours.recover(LedgerId(writer.id))).last_entry == 100
         assert refused(await writer.add([b"too late"]))
         assert await read_all(ours, writer.id) == written

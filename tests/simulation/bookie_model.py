@@ -3,7 +3,7 @@
 Adds and fences go to a journal and are answered once synced. An accepted entry is readable at once, as on Java's
 bookie; the real machine (shipped_bookie.py) is stricter and serves only what is durable. A fence refuses plain adds
 from the moment it is accepted. An add of an entry that is stored with another payload is refused. After a crash the
-state is what the journal kept.
+state is what the journal kept. An add with deferred sync is answered at once; a force once all before it is synced.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from dlog.machine import Effect, Fact, PeerLost, Persist, Persisted, Received, Send
 from dlog.wire.bookie import AddEntry, BatchRead, BatchReadDone, Code, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.bookie_v3_messages import ForceLedger, LedgerForced
 from dlog.wire.digest import is_same_entry
 
 
@@ -53,13 +54,15 @@ class BookieModel:
         for _, record in records:
             if record[0] == "fence":
                 self.fenced.add(record[1])
-            else:
+            elif record[0] == "add":
                 self.store(*record[1:])
 
     def handle(self, fact: Fact) -> list[Effect]:
         match fact:
             case Received(peer, AddEntry() as add):
                 return self.add(peer, add)
+            case Received(peer, ForceLedger() as force):
+                return self.persist(peer, force, ("force", force.ledger))
             case Received(peer, ReadEntry(fence=True) as read):
                 return self.fence(peer, read)
             case Received(peer, ReadEntry() as read):
@@ -88,7 +91,15 @@ class BookieModel:
         if held is not None and not is_same_entry(held, packet, recovery=add.recovery):
             return [Send(peer, EntryAdded(add.ledger, add.entry, Code.UNAUTHORIZED))]
         self.store(add.ledger, add.entry, packet)
+        if add.deferred:
+            return self.defer(peer, add, packet)
         return self.persist(peer, add, ("add", add.ledger, add.entry, packet))
+
+    def defer(self, peer: Any, add: AddEntry, packet: bytes) -> list[Effect]:
+        """Write, and answer without waiting for the sync."""
+        self.token += 1
+        written = Persist(self.token, ("add", add.ledger, add.entry, packet))
+        return [written, Send(peer, EntryAdded(add.ledger, add.entry, Code.OK))]
 
     def store(self, ledger: int, entry: int, packet: bytes) -> None:
         """Store an entry; if it is stored already, the first payload stays."""
@@ -107,6 +118,9 @@ class BookieModel:
     def after_durable(self, asked: Any) -> Any:
         if isinstance(asked, AddEntry):
             return EntryAdded(asked.ledger, asked.entry, Code.OK)
+        if isinstance(asked, ForceLedger):
+            code = Code.IO_ERROR if self.ailments.is_ill() else Code.OK
+            return LedgerForced(asked.ledger, code, asked.number)
         return self.read(asked)
 
     def read(self, read: ReadEntry) -> EntryRead:

@@ -139,6 +139,12 @@ INVARIANTS = {
         LEDGER,
         "LedgerChecks.answered",
     ),
+    "L33": Invariant(
+        "an entry of a ledger with deferred sync is told durable only after a force that covers it was acknowledged by "
+        "Qa bookies of its ensemble: these hold it on stable storage",
+        LEDGER,
+        "LedgerChecks.forced, _see_carried",
+    ),
     "S1": Invariant("a DLSN names one record, numbers are dense", STREAM, "StreamChecks._started, _master"),
     "S2": Invariant("acknowledged: there, once, where it was said", STREAM, "StreamChecks._check_writes"),
     "S3": Invariant("nothing is read that nobody wrote", STREAM, "StreamChecks._check_writes, _check_readers"),

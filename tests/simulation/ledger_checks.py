@@ -1,4 +1,4 @@
-"""Checks of a ledger, L1 to L12, L29, L30, P1 and P2 of the reliability goals.
+"""Checks of a ledger, L1 to L12, L29, L30, L33, P1 and P2 of the reliability goals.
 
 They are made as events happen, with access to all state.
 
@@ -69,7 +69,8 @@ class LedgerChecks:
         self.mute = mute  # invariants whose evidence is not checked, so that a mutant must show in the history
         self.payloads: dict[int, bytes] = {}  # by entry id: ids are assigned in order of requests
         self.asked_at: dict[int, int] = {}
-        self.lac = -1  # highest entry acknowledged to the writer's caller
+        self.lac = -1  # highest entry acknowledged to the writer's caller; with deferred sync: told to be durable
+        self.last_written = self.carried = -1  # with deferred sync: acknowledged; highest LAC that an add has told
         self.closed_at: int | None = None
         self.ends: dict[str, tuple[int, int]] = {}
         self.packets: dict[int, bytes] = {}  # as the writer first sent them
@@ -116,7 +117,7 @@ class LedgerChecks:
                 for record in journal_records(data):
                     if record[0] == "fence":
                         self._fenced.add(bookie)
-                    else:
+                    elif record[0] == "add":
                         self._holds[bookie].setdefault(record[2], record[3])
             self._scanned[bookie] = len(durable)
 
@@ -194,6 +195,33 @@ class LedgerChecks:
             if self.closed_at is not None and self.asked_at[entry] > self.closed_at:
                 raise Violation("L7", f"entry {entry} confirmed though asked for after the ledger was closed")
 
+    def written(self, entry: EntryId) -> None:
+        """Check an add with deferred sync that was answered with success: it may be lost until a force."""
+        if entry != self.last_written + 1:
+            raise Violation("L6", f"entry {entry} is written after {self.last_written}")
+        self.last_written = entry
+
+    def forced(self, lac: EntryId, written: int) -> None:
+        """Check a force that was answered with success. `written` was the last acknowledged add at the request."""
+        if lac < written:
+            raise Violation("L33", f"a force was answered with {lac}, and {written} was acknowledged before it")
+        metadata = self.metadata
+        for entry in range(self.lac + 1, lac + 1):
+            held = self.held_in_ensemble(entry, metadata)
+            if held < self.quorum.ack:
+                where = metadata.bookies_of(EntryId(entry))
+                raise Violation("L33", f"entry {entry} is told to be durable, {held} of its ensemble {where} hold it")
+        self.lac = max(self.lac, lac)
+
+    def _see_carried(self, lac: int) -> None:
+        """Check a LAC that an add with deferred sync tells readers: everything up to it is durable."""
+        metadata = self.metadata
+        for entry in range(max(self.lac, self.carried) + 1, lac + 1):
+            held = self.held_in_ensemble(entry, metadata)
+            if held < self.quorum.ack:
+                raise Violation("L33", f"LAC {lac} is told, {held} of its ensemble hold entry {entry}")
+        self.carried = max(self.carried, lac)
+
     def see_effect(self, host: Host, effect: Effect) -> None:
         if isinstance(effect, Send):
             message = effect.message
@@ -217,7 +245,9 @@ class LedgerChecks:
         if packet != first:
             raise Violation("L11", f"entry {message.entry} sent with other bytes than before")
         lac = _lac_of(packet)
-        if lac > self.lac:
+        if message.deferred:
+            self._see_carried(lac)
+        elif lac > self.lac:
             raise Violation("L5", f"entry {message.entry} carries LAC {lac}, confirmed is {self.lac}")
 
     # ---- recovery ----------------------------------------------------------------------------------------------------
@@ -463,7 +493,7 @@ class LedgerChecks:
         if seen.lac < self.session_lac:
             raise Violation("L5", f"the LAC of a reader went from {self.session_lac} to {seen.lac}")
         decided = self.decided(self.metadata)
-        if not seen.closed and seen.lac > max(self.lac, decided):
+        if not seen.closed and seen.lac > max(self.lac, self.carried, decided):
             raise Violation("L5", f"LAC {seen.lac} is visible, confirmed is {self.lac}, decided {decided}")
         self.session_lac = seen.lac
         self.visible_max = max(self.visible_max, seen.lac)

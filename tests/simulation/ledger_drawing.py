@@ -17,6 +17,8 @@ Styles of plan:
   after some time; some are lost for good, or hang for good before another one is lost;
 - "hung": bookies that answer questions and hang on adds, so that one replacement after the other helps nothing; the
   writer has an ack-quorum timeout;
+- "deferred": as "churn", "swarm" or "orphan", of a ledger with deferred sync that is forced now and then, with bookies
+  that crash or lose power with what they have not synced;
 - "calm": no recovery until the writer is done: after the faults everything must be confirmed (half of "churn" too).
 """
 
@@ -45,6 +47,7 @@ STYLES = (
     "regions",
     "delayed",
     "hung",
+    "deferred",
     "calm",
 )
 
@@ -54,11 +57,13 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     rng = random.Random(f"{style}/{seed}/plan")
     draws = {"swarm": _draw_swarm, "calm": _draw_swarm, "churn": _draw_churn, "scope": _draw_scope}
     draws |= {"frozen": _draw_frozen, "orphan": _draw_orphan, "told": _draw_churn, "restored": _draw_restored}
+    draws |= {"deferred": _draw_deferred}
     draws |= {"racked": _draw_racked, "regions": _draw_racked, "delayed": _draw_delayed, "hung": _draw_hung}
     plan = draws[style](seed, rng, style)
     if style == "told":
         plan = with_news(plan, TAIL, rng)
-    plan = with_config(plan, real=rng.random() < 0.5)  # the real bookie machine, or the looser model
+    # the real bookie machine, or the looser model; that alone acknowledges before it syncs
+    plan = with_config(plan, real=rng.random() < (0.1 if style == "deferred" else 0.5))
     if "find_at" in plan.config or style == "calm" or rng.random() < 0.5:
         return plan
     return with_config(plan, find_at=[rng.uniform(0, plan.config["duration_s"]) for _ in range(rng.randint(1, 3))])
@@ -336,6 +341,28 @@ def _draw_delayed(seed: int, rng: random.Random, style: str) -> Plan:
             plan = with_config(replace(plan, faults=tuple(faults)), bookies=ensemble + 2, timeout_s=5.0, wait_max_s=3.0)
             return with_config(plan, entries=48, gap_s=0.25, duration_s=12.0, delay_max_s=60.0)
     return plan
+
+
+def _draw_deferred(seed: int, rng: random.Random, style: str) -> Plan:
+    """Draw forces all along, slow disks, and bookies that restart beside them without what was not synced."""
+    plan = rng.choice((_draw_churn, _draw_swarm, _draw_orphan))(seed, rng, style)
+    duration = plan.config["duration_s"]
+    bookies = [f"b{n}" for n in range(1, plan.config["bookies"] + 1)]
+    restarts = [
+        Fault(
+            kind=rng.choice((FaultKind.CRASH, FaultKind.CRASH, FaultKind.POWER)),
+            at_s=rng.uniform(0, duration),
+            for_s=rng.choice((0.0, 0.001, 0.05)),
+            a=rng.choice(bookies),
+        )
+        for _ in range(rng.randint(0, 4))
+    ]
+    return with_config(
+        replace(plan, faults=(*plan.faults, *restarts)),
+        deferred_sync=True,
+        sync_s=rng.choice((0.001, 0.01, 0.05)),
+        force_at=sorted(rng.uniform(0, duration) for _ in range(rng.choice((1, 3, 10)))),
+    )
 
 
 def _draw_hung(seed: int, rng: random.Random, style: str) -> Plan:

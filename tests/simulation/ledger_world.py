@@ -15,6 +15,7 @@ from typing import Any
 
 from dlog.errors import DLogError
 from dlog.ledger.adding import Add, AddingOptions, Close, Closed, LedgerAdder
+from dlog.ledger.deferring import DeferredLedgerAdder, Force
 from dlog.ledger.finding import FindingOptions, FindTail, TailFinder
 from dlog.ledger.placement import Placement, RandomPlacement
 from dlog.ledger.placement_policy import RACK, RANDOM, Locate, policy_metadata
@@ -28,6 +29,7 @@ from dlog.model.location import NetworkLocation
 from dlog.model.quorum import Quorum
 from dlog.options import draw
 from dlog.wire.bookie import AddEntry, BatchRead, BatchReadDone, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.bookie_v3_messages import ForceLedger, LedgerForced
 from dlog.wire.digest import Digest
 from tests.simulation.bookie_model import Ailments, BookieModel
 from tests.simulation.kernel import Simulation, Violation, judged
@@ -72,6 +74,7 @@ MUST_REACH = (
     "change_put_off_no_longer",
     "confirmed_beside_the_lost",
     "ack_quorum_timeout",
+    "forced",
 )
 CHANGES = ("ensemble_change", "recovery_changed_ensemble")
 RARE = ("recovery_failed", "read_failed", "fault.meta_late", "fault.hold_kth", "fault.power")
@@ -88,6 +91,8 @@ class BookieTransport:
             return ("read", message.ledger, message.entry, message.fence)
         if isinstance(message, BatchRead):
             return ("batch", message.request)
+        if isinstance(message, ForceLedger):
+            return ("force", message.number)
         return None
 
     def answer(self, message: Any) -> Any:
@@ -97,6 +102,8 @@ class BookieTransport:
             return ("read", message.ledger, message.entry, message.fence)
         if isinstance(message, BatchReadDone):
             return ("batch", message.request)
+        if isinstance(message, LedgerForced):
+            return ("force", message.number)
         return None
 
 
@@ -134,6 +141,7 @@ class LedgerWorld:
         self.tail_closed = False
         self.news = News(self, TAIL)
         self.finders = self.finding = 0  # all so far; those without an answer yet
+        self.forcing = 0  # forces without an answer
         self.bookie_class = parts.get("bookie", ShippedBookie if config.get("real") else BookieModel)
         for bookie, older in config.get("older", {}).items():
             held = durable_records(self.digest, older, real=issubclass(self.bookie_class, ShippedBookie))
@@ -165,9 +173,9 @@ class LedgerWorld:
         if "confirmed_by_s" in config:
             adding = replace(adding, give_up_s=15.0, replace_retry_s=0.1)
         self.checks.watch_writer("w/adder", adding, config.get("wait_max_s", 0.0))
-        self.adder = parts.get("adder", LedgerAdder)(
-            LEDGER, created, self.digest, self.placement().for_ledger(metadata), adding
-        )
+        self.deferred: bool = config.get("deferred_sync", False)
+        made = parts.get("deferred_adder", DeferredLedgerAdder) if self.deferred else parts.get("adder", LedgerAdder)
+        self.adder = made(LEDGER, created, self.digest, self.placement().for_ledger(metadata), adding)
         self.sim.place(WRITER, "w/adder", self.adder)
         for name in RECOVERERS:
             self.sim.node(name, start=self.start_recoverer)
@@ -273,17 +281,36 @@ class LedgerWorld:
             self.sim.reach("add_failed")
             return
         self.sim.reach("ack")
-        self.checks.acked(number, result)
+        if self.deferred:
+            self.checks.written(result)
+        else:
+            self.checks.acked(number, result)
+
+    def force(self) -> None:
+        if self.sim.is_up(WRITER) and "w/adder" in self.sim.hosts:
+            written = self.checks.last_written
+            self.forcing += 1
+            self.sim.ask("w/adder", Force(), lambda result: self.forced(written, result))
+
+    def forced(self, written: int, result: Any) -> None:
+        self.forcing -= 1
+        if not isinstance(result, DLogError):
+            self.sim.reach("forced")
+            self.checks.forced(result, written)
 
     def close(self) -> None:
         if not self.close_asked and "w/adder" in self.sim.hosts:
             self.close_asked = True
             drain = self.config["calm"] or self.plan.seed % 3 > 0
-            self.sim.ask("w/adder", Close(drain=drain), self.closed)
+            written = self.checks.last_written if drain else -1
+            self.sim.ask("w/adder", Close(drain=drain), lambda result: self.closed(result, written))
 
-    def closed(self, result: Any) -> None:
+    def closed(self, result: Any, written: int) -> None:
+        """written: last add with deferred sync that was acknowledged before the close, if it makes all durable."""
         self.close_result = result
         if isinstance(result, Closed):
+            if result.last_entry < written:
+                raise Violation("L33", f"closed at {result.last_entry}, and {written} was acknowledged")
             self.sim.reach("closed_by_writer")
             self.checks.ended("writer", result.last_entry, result.length)
 
@@ -369,6 +396,8 @@ class LedgerWorld:
             sim.call_in(number * config["gap_s"], self.add, number)
         for at_s in config.get("find_at", ()):
             sim.call_in(at_s, self.find)
+        for at_s in config.get("force_at", ()):
+            sim.call_in(at_s, self.force)
         if not config["calm"]:
             for name, at_s in zip(RECOVERERS, config["recover_at"], strict=False):
                 sim.call_in(at_s, self.recover, name)
@@ -389,6 +418,7 @@ class LedgerWorld:
             ailments.cure()
         if config["calm"]:
             self.demand(lambda: self.is_answered, "an add was never answered")
+            self.demand(lambda: not self.forcing, "a force was never answered")
             if not self.adder.is_dead:
                 self.close()
                 self.demand(lambda: self.close_result is not None, "the close was never answered")

@@ -37,7 +37,7 @@ def test_a_planted_defect_is_caught(mutant: Mutant) -> None:
 
 def test_every_invariant_of_a_ledger_has_a_mutant() -> None:
     caught = {name for mutant in MUTANTS for name in mutant.invariants[:1]}
-    assert {f"L{n}" for n in range(1, 13)} | {"P1", "P2", "L29", "L30", "liveness"} <= caught
+    assert {f"L{n}" for n in range(1, 13)} | {"P1", "P2", "L29", "L30", "L33", "liveness"} <= caught
 
 
 def test_one_seed_has_one_history_in_every_process() -> None:

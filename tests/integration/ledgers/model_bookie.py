@@ -25,8 +25,16 @@ from dlog.wire.bookie import (
     encode_response,
 )
 from dlog.wire.bookie_port import RequestDecoder
-from dlog.wire.bookie_v3 import V3Request
-from dlog.wire.bookie_v3_messages import GetSpace, SpaceTold
+from dlog.wire.bookie_v3 import V3Call, V3Request
+from dlog.wire.bookie_v3_messages import (
+    ForceLedger,
+    GetSpace,
+    LedgerForced,
+    ReadWithLac,
+    ReadWithLacDone,
+    SpaceTold,
+    V3Response,
+)
 from dlog.wire.bookie_v3_responses import encode_v3_response
 
 
@@ -42,7 +50,7 @@ class ModelBookie(asyncio.Protocol):
         self.space_asked = asyncio.Event()
         self.reads_wholly = True  # False: the socket is left unread
         self.heard = asyncio.Event()  # set at each request; tests clear it
-        self._held: list[tuple[_Session, Request]] = []
+        self._held: list[tuple[_Session, Request, V3Call | None]] = []
         self._sessions: set[_Session] = set()
         self._server: asyncio.Server | None = None
         self.address = ("127.0.0.1", 0)
@@ -84,12 +92,12 @@ class ModelBookie(asyncio.Protocol):
     def leave(self, session: _Session) -> None:
         self._sessions.discard(session)
 
-    def take(self, session: _Session, request: Request) -> None:
+    def take(self, session: _Session, request: Request, call: V3Call | None = None) -> None:
         self.requests.append(request)
         if self.hold:
-            self._held.append((session, request))
+            self._held.append((session, request, call))
         else:
-            session.say(self.answer(request))
+            session.say(self.answer(request), call)
         self.heard.set()
 
     def tell_space(self) -> SpaceTold:
@@ -100,8 +108,8 @@ class ModelBookie(asyncio.Protocol):
         """Answer what is held, oldest first; all of it or the first `count`."""
         count = len(self._held) if count is None else count
         ripe, self._held = self._held[:count], self._held[count:]
-        for session, request in ripe:
-            session.say(self.answer(request))
+        for session, request, call in ripe:
+            session.say(self.answer(request), call)
 
     def answer(self, request: Request) -> Response:
         match request:
@@ -143,8 +151,17 @@ class _Session(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for request in self._decoder.feed(data):
             if isinstance(request, V3Request):
-                assert isinstance(request.message, GetSpace), "our client speaks v2"
-                self.say_bytes(b"".join(encode_v3_response(request.call, self._bookie.tell_space())))
+                match request.message:
+                    case GetSpace():
+                        self.say_bytes(b"".join(encode_v3_response(request.call, self._bookie.tell_space())))
+                    case ForceLedger(ledger):
+                        self.say_bytes(b"".join(encode_v3_response(request.call, LedgerForced(ledger, Code.OK))))
+                    case ReadWithLac(ledger, entry, None):
+                        self._bookie.take(self, ReadEntry(ledger, entry), request.call)
+                    case AddEntry() | ReadEntry() as message:
+                        self._bookie.take(self, message, request.call)
+                    case other:
+                        raise AssertionError(f"not modelled: {other}")
             else:
                 self._bookie.take(self, request)
 
@@ -152,9 +169,19 @@ class _Session(asyncio.Protocol):
         self._bookie.leave(self)
         self._transport = None
 
-    def say(self, response: Response) -> None:
-        if self._transport is not None:
+    def say(self, response: Response, call: V3Call | None) -> None:
+        if self._transport is None:
+            return
+        if call is None:
             self._transport.writelines(encode_response(response))
+        else:
+            told: V3Response
+            if isinstance(response, EntryRead) and not response.fence:
+                told = ReadWithLacDone(response.ledger, response.entry, response.code, response.packet)
+            else:
+                assert isinstance(response, EntryAdded | EntryRead), "v3 has no other"
+                told = response
+            self._transport.writelines(encode_v3_response(call, told))
 
     def say_bytes(self, data: bytes) -> None:
         assert self._transport is not None

@@ -7,6 +7,7 @@ import random
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -28,13 +29,15 @@ from dlog.wire.bookie import (
     Response,
     SummarizeEntries,
 )
-from dlog.wire.bookie_v3_messages import EntriesListed, ListEntries
+from dlog.wire.bookie_v3_messages import EntriesListed, ForceLedger, LedgerForced, ListEntries
 from dlog.wire.protobuf import bytes_field, int_field
 from tests.integration.ledgers.model_bookie import ModelBookie
 
 KEY = b"k" * 20
 A = BookieId("bookie-a")
 PATIENT = BookieClientOptions(request_timeout_s=3600.0, backoff_min_s=0.0, backoff_max_s=0.0)
+PATIENT_V3 = replace(PATIENT, protocol="v3")
+both_protocols = pytest.mark.parametrize("options", [PATIENT, PATIENT_V3], ids=["v2", "v3"])
 
 
 def add(entry: int, ledger: int = 7, size: int = 8, recovery: bool = False) -> AddEntry:
@@ -99,8 +102,9 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_adds_and_reads_are_answered_to_who_asked() -> None:
-    async with joined() as (bookie, client):
+@both_protocols
+async def test_adds_and_reads_are_answered_to_who_asked(options: BookieClientOptions) -> None:
+    async with joined(options) as (bookie, client):
         one, two = Listener(client), Listener(client)
         one.send(add(0), add(1))
         two.send(add(0, ledger=8))
@@ -116,8 +120,9 @@ async def test_adds_and_reads_are_answered_to_who_asked() -> None:
         assert client.unanswered_bytes(A) == 0
 
 
-async def test_a_fence_and_a_plain_read_of_one_entry_are_never_in_flight_together() -> None:
-    async with joined() as (bookie, client):
+@both_protocols
+async def test_a_fence_and_a_plain_read_of_one_entry_are_never_in_flight_together(options: BookieClientOptions) -> None:
+    async with joined(options) as (bookie, client):
         bookie.entries[7, 3] = add(3).parts[0]  # type: ignore[assignment]
         bookie.hold = True
         reader, recoverer = Listener(client), Listener(client)
@@ -137,8 +142,9 @@ async def test_a_fence_and_a_plain_read_of_one_entry_are_never_in_flight_togethe
         assert isinstance(answer, Received) and not answer.message.fence
 
 
-async def test_a_plain_read_waits_for_a_fence_in_flight_too() -> None:
-    async with joined() as (bookie, client):
+@both_protocols
+async def test_a_plain_read_waits_for_a_fence_in_flight_too(options: BookieClientOptions) -> None:
+    async with joined(options) as (bookie, client):
         bookie.hold = True
         reader, recoverer = Listener(client), Listener(client)
         recoverer.send(read(-1, fence=True))
@@ -152,8 +158,9 @@ async def test_a_plain_read_waits_for_a_fence_in_flight_too() -> None:
         assert bookie.requests == [read(-1, fence=True), read(-1)]
 
 
-async def test_plain_reads_share_a_good_answer_but_not_a_negative_one() -> None:
-    async with joined() as (bookie, client):
+@both_protocols
+async def test_plain_reads_share_a_good_answer_but_not_a_negative_one(options: BookieClientOptions) -> None:
+    async with joined(options) as (bookie, client):
         bookie.entries[7, 1] = add(1).parts[0]  # type: ignore[assignment]
         bookie.hold = True
         early, late = Listener(client), Listener(client)
@@ -170,8 +177,9 @@ async def test_plain_reads_share_a_good_answer_but_not_a_negative_one() -> None:
         assert late.answers == [("EntryRead", 1, Code.OK), ("EntryRead", 2, Code.OK)]
 
 
-async def test_reads_of_the_last_entry_never_share_an_older_question() -> None:
-    async with joined() as (bookie, client):
+@both_protocols
+async def test_reads_of_the_last_entry_never_share_an_older_question(options: BookieClientOptions) -> None:
+    async with joined(options) as (bookie, client):
         bookie.hold = True
         early, late = Listener(client), Listener(client)
         early.send(read(-1))
@@ -184,9 +192,10 @@ async def test_reads_of_the_last_entry_never_share_an_older_question() -> None:
         await late.heard(1)
 
 
-async def test_two_adds_of_one_entry_are_told_apart() -> None:
+@both_protocols
+async def test_two_adds_of_one_entry_are_told_apart(options: BookieClientOptions) -> None:
     """A fenced writer's add and a recovery's re-add name the same entry: neither may get the other's answer."""
-    async with joined() as (bookie, client):
+    async with joined(options) as (bookie, client):
         bookie.fenced.add(7)
         bookie.hold = True
         writer, recoverer = Listener(client), Listener(client)
@@ -216,9 +225,10 @@ async def test_batch_reads_of_two_askers_keep_their_own_numbers() -> None:
             assert (fact.message.request, len(fact.message.packets)) == (1, count)
 
 
-async def test_a_reset_is_told_once_to_everybody_who_waits_and_to_nobody_else() -> None:
+@both_protocols
+async def test_a_reset_is_told_once_to_everybody_who_waits_and_to_nobody_else(options: BookieClientOptions) -> None:
     told: list[Event] = []
-    async with joined(told=told) as (bookie, client):
+    async with joined(options, told) as (bookie, client):
         idle, busy, held = Listener(client), Listener(client), Listener(client)
         idle.send(add(9))
         await idle.heard(1)
@@ -294,10 +304,14 @@ async def test_an_unregistered_bookie_is_found_by_its_id() -> None:
         b"\xff\xff\xff\xff",
         b"\0\0\0\x18\x02\x01\0\0\0\0\0\0" + b"\0" * 16,  # an answer to an add that was not sent
         b"\0\0\0\x04\x02\x63\0\0",
+        b"\0\0\0\x0a\x0a\x06\x08\x03\x10\x02\x18\x63\x10\0",  # the same on v3
     ],
 )
-async def test_hostile_answers_end_the_connection_and_nothing_else(rubbish: bytes) -> None:
-    async with joined() as (bookie, client):
+@both_protocols
+async def test_hostile_answers_end_the_connection_and_nothing_else(
+    rubbish: bytes, options: BookieClientOptions
+) -> None:
+    async with joined(options) as (bookie, client):
         bookie.hold = True
         listener = Listener(client)
         listener.send(add(5))
@@ -448,7 +462,10 @@ async def test_who_waits_behind_a_question_that_ends_the_connection_hears_of_the
             assert isinstance(lost, PeerLost)
 
 
-async def test_who_is_held_back_hears_of_a_loss_that_the_answer_itself_brought_about() -> None:
+@both_protocols
+async def test_who_is_held_back_hears_of_a_loss_that_the_answer_itself_brought_about(
+    options: BookieClientOptions,
+) -> None:
     options = BookieClientOptions(request_timeout_s=3600.0, lag_bytes_max=1000, backoff_min_s=0.0, backoff_max_s=0.0)
     async with joined(options) as (bookie, client):
         bookie.hold = True
@@ -467,3 +484,27 @@ async def test_who_is_held_back_hears_of_a_loss_that_the_answer_itself_brought_a
         bookie.release()
         (lost,) = await two.heard(1)
         assert isinstance(lost, PeerLost)
+
+
+async def test_a_force_of_v3_is_answered_and_batch_reads_are_refused() -> None:
+    async with joined(PATIENT_V3) as (_, client):
+        listener = Listener(client)
+        listener.send(ForceLedger(LedgerId(7)))
+        await listener.heard(1)
+        assert listener.facts == [Received(A, LedgerForced(LedgerId(7), Code.OK))]
+        with pytest.raises(AssertionError, match="BatchRead"):
+            listener.send(BatchRead(LedgerId(7), EntryId(0), 1, 10, 1 << 20))
+
+
+async def test_a_loss_is_told_to_those_who_sent_adds_with_deferred_sync_also_if_all_are_answered() -> None:
+    async with joined(PATIENT_V3) as (bookie, client):
+        writer, synced, gone = Listener(client), Listener(client), Listener(client)
+        deferred = replace(add(0), deferred=True)
+        for listener, message in ((writer, deferred), (synced, add(1)), (gone, replace(deferred, entry=EntryId(2)))):
+            listener.send(message)
+            await listener.heard(1)
+        gone.door.close()
+        bookie.reset()
+        await writer.heard(2)
+        assert [type(fact) for fact in writer.facts] == [Received, PeerLost]
+        assert len(synced.facts) == len(gone.facts) == 1

@@ -11,6 +11,8 @@ from typing import Any
 from dlog.bookie.bookie import Bookie
 from dlog.ledger.adding import LedgerAdder
 from dlog.ledger.arrangement import Arrangement
+from dlog.ledger.deferred_window import DeferredWindow
+from dlog.ledger.deferring import DeferredLedgerAdder
 from dlog.ledger.finding import TailFinder, _TailProbe
 from dlog.ledger.reading import EntryReader
 from dlog.ledger.recovery import Closing, LedgerRecoverer
@@ -657,8 +659,71 @@ WRITERS_OPTIONS = (
     ),
 )
 
+#: L33: a ledger with deferred sync
+DEFERRED_SYNC = (
+    Mutant(
+        name="an add with deferred sync counts as durable",
+        invariants=("L33",),
+        style="deferred",
+        parts=planted(
+            (
+                DeferredWindow,
+                "acknowledge",
+                "if entry <= self.target:",
+                "self._pending[entry].acks |= bit\n        if entry <= self.target:",
+            )
+        ),
+    ),
+    Mutant(
+        name="a force counts for what was written on a connection that was lost, or by a bookie that was replaced",
+        invariants=("L33",),
+        style="deferred",
+        parts=planted((DeferredWindow, "_forget", "in self._written_at.items()", "in ()")),
+    ),
+    Mutant(
+        name="a force counts for what was written after it was sent",
+        invariants=("L33",),
+        style="deferred",
+        parts=planted(
+            (
+                DeferredWindow,
+                "note_forced",
+                "in covered:",
+                "in [e for e, at in self._written_at.items() if at >> index & 1]:",
+            )
+        ),
+    ),
+    Mutant(
+        name="one bookie's force is enough",
+        invariants=("L33",),
+        style="deferred",
+        parts=planted((Window, "confirm", "self.quorum.ack", "1")),
+    ),
+    Mutant(
+        name="a force is answered before an ack quorum has answered",
+        invariants=("L33",),
+        style="deferred",
+        parts=planted((DeferredLedgerAdder, "_settle_forces", "self._forces[0][0] <= self.lac", "True")),
+    ),
+    Mutant(
+        name="a close that drains leaves out what no force covers",
+        invariants=("L33",),
+        style="deferred",
+        parts=planted(
+            (DeferredLedgerAdder, "_note_close", "self._window.force(self._window.pushed)", "self._window.abandon()")
+        ),
+    ),
+    Mutant(
+        name="what is written again after a force was due is not forced",
+        invariants=("liveness",),
+        style="deferred",
+        parts=planted((DeferredWindow, "acknowledge", "self._due |= bit", "pass")),
+    ),
+)
+
 MUTANTS = (
     *(*WRITER, *RECOVERY, *LAST_ENTRIES, *RECOVERY_LIVENESS, *BOOKIE, *READERS, *FINDERS, *OLDER_LEDGERS),
     *PLACEMENT,
     *WRITERS_OPTIONS,
+    *DEFERRED_SYNC,
 )

@@ -24,6 +24,7 @@ from dlog.ledger.ledger_options import LedgerOptions
         ({"speculate_s": 0.0}, "speculate_s is above 0"),
         ({"bookie_tls_ca": "ca.pem", "bookie_tls_certificate": "c.pem"}, "must be given together"),
         ({"bookie_tls_certificate": "c.pem", "bookie_tls_key": "c.key"}, "needs bookie_tls_ca"),
+        ({"bookie_protocol": "v1"}, "v2 or v3"),
         ({"placement": "zone"}, "one of auto, random, rack, region"),
     ],
 )
@@ -41,6 +42,7 @@ def test_every_option_of_the_section_reaches_the_part_that_it_is_for() -> None:
         quarantine_s=8.0,
         ensemble_changes_max=9,
         ensemble_change_delayed=True,
+        bookie_protocol="v3",
         bookie_tls_ca="ca.pem",
         bookie_tls_certificate="client.pem",
         bookie_tls_key="client.key",
@@ -55,7 +57,7 @@ def test_every_option_of_the_section_reaches_the_part_that_it_is_for() -> None:
     found += [made.adding.ensemble_changes_max, made.adding.delayed_change, made.adding.ack_quorum_timeout_s]
     found += [made.reading.speculate_s, made.reading.speculate_min_s]
     bookies = BookieClientOptions().configured(section)
-    found += [bookies.tls_ca, bookies.tls_certificate, bookies.tls_key, bookies.tls_check_hostname]
+    found += [bookies.protocol, bookies.tls_ca, bookies.tls_certificate, bookies.tls_key, bookies.tls_check_hostname]
     own = [field.name for field in fields(LedgerOptions) if field.name not in PLACEMENT]
     assert found == [getattr(section, name) for name in own]
 
