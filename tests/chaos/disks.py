@@ -93,8 +93,13 @@ class Disk:
                     os.posix_fallocate(file.fileno(), 0, room)
 
     def make_room(self) -> None:
-        """Free the space that `fill` took."""
+        """Free the space that `fill` took, for good: a power cut after this does not bring it back."""
         (self.directory / _BALLAST).unlink(missing_ok=True)
+        descriptor = os.open(self.directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def close(self) -> None:
         with contextlib.suppress(MountsNotAllowedError):

@@ -50,7 +50,13 @@ try:
     print("there was room")
 except OSError as error:
     print(error.errno == errno.ENOSPC)
+directory = os.open(disk.directory, os.O_RDONLY)
+os.fsync(directory)
+os.close(directory)
 disk.make_room()
+disk.unplug()
+disk.unmount()
+disk.mount()
 with (disk.directory / "more").open("wb") as file:
     file.write(b"x" * (1 << 20))
 disk.close()
