@@ -85,8 +85,20 @@ class Link(Protocol):
     def close(self) -> None: ...
 
 
+class _Way:
+    """The connection to one proxy. failure: why it could not be opened the last time."""
+
+    def __init__(self) -> None:
+        self.link: Link | None = None
+        self.opening = asyncio.Lock()
+        self.failure: UnavailableError | None = None
+
+
 class ProxySender:
     """Sends operations to the proxy that owns the metadata stream, which it finds by asking any write proxy.
+
+    While the owner changes, questions to several proxies are on their way at the same time, each on a connection to its
+    proxy. Once the owner answered one, the connections to the others are closed: their questions are sent again.
 
     open_link: connects to the proxy that is registered under an address. Raises UnavailableError.
     """
@@ -107,8 +119,7 @@ class ProxySender:
         self._rng = rng
         self._attempt_s = attempt_s
         self._owner: str | None = None  # address that answered, or to which a proxy redirected
-        self._link: tuple[str, Link] | None = None
-        self._opening = asyncio.Lock()
+        self._ways: dict[str, _Way] = {}  # by address
 
     async def send(self, operation: bytes) -> bytes:
         return await self.send_to(self._owner or await self._any(), operation)
@@ -126,39 +137,55 @@ class ProxySender:
         raise OwnedElsewhereError("the owner of the metadata stream is changing, try again", location=address)
 
     async def close(self) -> None:
-        """Close the connection. Idempotent."""
-        self._drop(None)
+        """Close the connections. Idempotent."""
+        self._keep(None)
+
+    def controller_answered(self, address: str | None) -> None:
+        """The proxy at this address has the controller; None: this process. What others were asked they may never
+        answer, such as an owner that is frozen: that is sent again."""
+        self.suspect = None
+        if len(self._ways) > (address in self._ways):
+            self._keep(address)
 
     async def _send(self, address: str, operation: bytes) -> bytes:
         suspect = self.suspect if self.suspect != address else None
+        link: Link | None = None
         try:
             async with asyncio.timeout(self._attempt_s):
                 link = await self._connected(address)
                 told = await link.ask(lambda number: ObjectsAsk(number, suspect, operation))
         except TimeoutError:
-            self._fail(address)
+            self._fail(address, link)
             raise RequestTimeoutError(f"the proxy does not answer: address={address}") from None
         except ConnectionLostError:
-            self._fail(address)
+            self._fail(address, link)
             raise
-        self._owner, self.suspect = address, None
+        self._owner = address
+        self.controller_answered(address)
         parts = told.get("answer") if isinstance(told, dict) else None
         if not isinstance(parts, list) or not all(isinstance(part, bytes) for part in parts):
             raise UnavailableError(f"the proxy's answer is not one to an operation: address={address}")
         return b"".join(parts)
 
     async def _connected(self, address: str) -> Link:
-        async with self._opening:
-            if self._link is not None and self._link[0] == address:
-                return self._link[1]
-            try:
-                link = await self._open_link(address)
-            except UnavailableError as error:
-                self._fail(address)
-                raise UnavailableError(error.message, outcome_unknown=False) from None
-            self._drop(None)
-            self._link = address, link
-            return link
+        """The connection to a proxy. Calls that wait for the same one to be opened share the outcome."""
+        way = self._ways.get(address)
+        if way is None:
+            way = self._ways[address] = _Way()
+        failure = way.failure
+        async with way.opening:
+            if way.link is not None:
+                return way.link
+            if way.failure is failure:
+                try:
+                    way.link = await self._open_link(address)
+                except UnavailableError as error:
+                    way.failure = error
+                else:
+                    return way.link
+            self._doubt(address)
+            assert way.failure is not None
+            raise UnavailableError(way.failure.message, outcome_unknown=False)
 
     async def _any(self) -> str:
         members = self._members.known_members().write_proxies or (await self._members.members()).write_proxies
@@ -168,17 +195,30 @@ class ProxySender:
             raise UnavailableError("no write proxy is registered: start one, or try again", outcome_unknown=False)
         return self._rng.choice(others)
 
-    def _fail(self, address: str) -> None:
+    def _fail(self, address: str, link: Link | None) -> None:
+        """A proxy does not answer. link: that the question was sent on; None: it was not opened in time."""
+        way = self._ways.get(address)
+        if link is not None and (way is None or way.link is not link):
+            return  # another question on it failed before, and there may be a newer connection by now
+        self._doubt(address)
+        if way is not None and link is not None:
+            way.link = None
+            link.close()
+
+    def _doubt(self, address: str) -> None:
         self.suspect = address
         if self._owner == address:
             self._owner = None
-        self._drop(address)
 
-    def _drop(self, address: str | None) -> None:
-        """Close the connection, if it is to this address; None: in any case."""
-        if self._link is not None and address in (None, self._link[0]):
-            self._link[1].close()
-            self._link = None
+    def _keep(self, address: str | None) -> None:
+        """Close the connections to all other proxies, but for those that are being opened."""
+        ways, self._ways = self._ways, {}
+        for other, way in ways.items():
+            if other == address or way.opening.locked():
+                self._ways[other] = way
+            elif way.link is not None:
+                link, way.link = way.link, None
+                link.close()
 
 
 class ObjectMetadataClient:

@@ -85,7 +85,7 @@ class LocalSender:
             if error.location is None:
                 raise
             return await self._remote.send_to(error.location, operation)
-        self._remote.suspect = None
+        self._remote.controller_answered(None)
         return answer
 
 

@@ -83,9 +83,10 @@ class Failovers:
     async def close_streams(self, node: NodeId, is_closed: Callable[[Image], bool], timeout_s: float) -> None:
         """Have the streams of a node closed. is_closed: whether the one of interest is. timeout_s: to wait for it; the
         failover goes on, and the next call waits for the same one. Raises StoreError; also if another failover was
-        faster, then look again."""
+        faster, then look again. It goes by the image here: the controller refuses a failover that rests on an old
+        one."""
         async with self._turns[node]:
-            image = await self._metadata.fresh()
+            image = await self._metadata.read()
             if is_closed(image):
                 return
             known = image.nodes[node]

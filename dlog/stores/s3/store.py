@@ -260,7 +260,7 @@ class S3Store:
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> S3Reader:
         place = parse_place(ref.name)
         found = await self._find(place)
-        if not self._is_written_here(place):
+        if found.end is None and not self._is_written_here(place):
             with suppress(StoreUnavailableError):  # without a controller, what is known is read
                 found = await self._find(place, is_fresh=True)
         if found.end is None and sealed_at is not None:
@@ -433,7 +433,9 @@ class S3Store:
         end_s = loop.time() + self.options.retry_s
         pause_s = _DECIDE_FIRST_S
         while True:
-            found = await self._find(place, is_fresh=True)
+            found = await self._find(place)  # an end is final, however old the image is that has it
+            if found.end is None:
+                found = await self._find(place, is_fresh=True)
             if found.end is not None:
                 return found
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -43,12 +43,15 @@ class PlayedProxies:
         self.asked: list[tuple[str, str | None]] = []
         self.closed: list[str] = []
         self.dead: set[str] = set()
+        self.opened = 0
 
     async def add(self, address: str, *answers: Any) -> None:
         self.answers[address] = deque(answers)
         await self.metadata.register_proxy(ProxyInfo(ProxyId(address), "write", address))
 
     async def open(self, address: str) -> PlayedLink:
+        self.opened += 1
+        await asyncio.sleep(0)
         if address in self.dead:
             raise UnavailableError("refused")
         return PlayedLink(self, address)
@@ -61,6 +64,7 @@ class PlayedLink:
     def __init__(self, proxies: PlayedProxies, address: str) -> None:
         self._proxies = proxies
         self._address = address
+        self._closed = asyncio.Event()
 
     async def ask(self, question: Callable[[int], Any]) -> Any:
         message = question(7)
@@ -68,7 +72,8 @@ class PlayedLink:
         self._proxies.asked.append((self._address, message.suspect))
         answers = self._proxies.answers[self._address]
         if not answers:
-            await asyncio.Event().wait()
+            await self._closed.wait()
+            raise ConnectionLostError("closed by this process")
         answer = answers.popleft()
         if isinstance(answer, DLogError):
             raise answer
@@ -76,6 +81,7 @@ class PlayedLink:
 
     def close(self) -> None:
         self._proxies.closed.append(self._address)
+        self._closed.set()
 
 
 def moved(address: str | None) -> OwnedElsewhereError:
@@ -130,6 +136,58 @@ async def test_a_proxy_that_cannot_be_reached_or_does_not_answer_is_doubted() ->
         await sender.send_to("b:1", b"x")
     assert silent.value.outcome_unknown
     assert on.closed == ["b:1"]
+    assert await sender.send(b"x") == DONE
+
+
+async def test_a_question_to_another_proxy_does_not_end_one_that_waits() -> None:
+    on = PlayedProxies()
+    await on.add("a:1")
+    await on.add("b:1", moved(None))
+    sender = on.sender()
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(sender.send_to("a:1", b"x"))
+        await asyncio.sleep(0.001)
+        with pytest.raises(OwnedElsewhereError):
+            await sender.send_to("b:1", b"x")
+        assert not on.closed and not waiting.done()
+        waiting.cancel()
+
+
+@pytest.mark.parametrize("is_here", [False, True])
+async def test_a_question_to_an_owner_that_was_replaced_is_given_up(is_here: bool) -> None:
+    on = PlayedProxies()
+    await on.add("a:1")
+    await on.add("b:1", DONE)
+    sender = on.sender()
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(_error_of(sender.send_to("a:1", b"x")))
+        await asyncio.sleep(0.001)
+        if is_here:
+            sender.controller_answered(None)
+        else:
+            assert await sender.send_to("b:1", b"x") == DONE
+    lost = waiting.result()
+    assert isinstance(lost, ConnectionLostError) and lost.outcome_unknown
+    assert on.closed == ["a:1"]
+    assert sender.suspect is None, "nothing is known against it"
+
+
+async def _error_of(sending: Awaitable[bytes]) -> DLogError:
+    with pytest.raises(DLogError) as raised:
+        await sending
+    return raised.value
+
+
+async def test_those_who_wait_for_a_connection_share_its_failure() -> None:
+    on = PlayedProxies()
+    await on.add("a:1", DONE)
+    on.dead.add("a:1")
+    sender = on.sender()
+    async with asyncio.TaskGroup() as group:
+        asking = [group.create_task(_error_of(sender.send_to("a:1", b"x"))) for _ in range(5)]
+    assert [one.result().message for one in asking] == ["refused"] * 5
+    assert on.opened == 1
+    on.dead.clear()
     assert await sender.send(b"x") == DONE
 
 

@@ -335,6 +335,19 @@ async def test_a_recovery_takes_over_the_work_of_the_whole_node(cluster: Cluster
     assert cluster.metadata.image.nodes[W1].node_epoch >= 3
 
 
+async def test_once_a_node_is_taken_over_its_segments_are_recovered_without_a_controller(cluster: Cluster) -> None:
+    one, two = await cluster.store(W1), await cluster.store(W2)
+    segments = [await cluster.segment(one) for _ in range(3)]
+    for writer, _ in segments:
+        await append(writer, 0, 4)
+    assert (await two.recover(segments[0][1])).end == 3
+    await cluster.until(lambda: all(cluster.committed(ref) == 4 for _, ref in segments))
+    async with away(cluster.controller):
+        for _, ref in segments:
+            assert (await two.recover(ref)).end == 3, "hundreds of streams are taken over at the same time"
+            assert await read(two, ref, 4) == [entry(number) for number in range(4)]
+
+
 async def test_a_node_that_starts_uploads_what_it_left_without_a_new_segment(cluster: Cluster) -> None:
     one = await cluster.store(W1)
     writer, ref = await cluster.segment(one)
