@@ -19,9 +19,8 @@ Invariants:
 - Only the holder of the topic's lock (flock on `LOCK`) appends, moves the watermark or deletes. It begins by looking
   for frames behind the watermark: of an append that was not confirmed, or confirmed before the power failed. Valid ones
   are written again, synced and counted; what follows them is overwritten.
-- A file is created when the watermark of its predecessor is durable, with the offset behind its last record. Its head
-  is synced before a frame is written, so a last file without a head holds nothing. `first` is durable before files are
-  removed.
+- A file is created when the watermark of its predecessor is durable, with the offset behind its last record. It
+  appears with its head, and is durable before a frame is written. `first` is durable before files are removed.
 
 Blocking calls run in threads; any number of processes of one machine may use a directory.
 """
@@ -275,20 +274,13 @@ class DirectoryTopics:
         return found
 
     def _create_file(self, directory: str, base: int) -> tuple[str, _FrameStart]:
-        """Create a file durably. An unfinished one of this name is replaced: nothing in it was confirmed."""
+        """Create a file with its head, durably and atomically: readers do not hold the lock."""
         path = _path(directory, base)
-        with suppress(FileNotFoundError):
-            self._disk.unlink(path)
         self._index.pop(path, None)
         head = _HEAD.pack(_VERSION, self._rng.randbytes(_NONCE_BYTES), base)
-        file = self._disk.create(path)
-        try:
-            file.pwritev([head, _CRC.pack(crc32c(head))], 0)
-            file.datasync()
-        finally:
-            file.close()
-        self._disk.sync_dir(directory)
-        return path, _FrameStart(_FRAMES_AT, base, crc32c(head))
+        checksum = crc32c(head)
+        replace_file(self._disk, directory, path.rpartition("/")[2], head + _CRC.pack(checksum))
+        return path, _FrameStart(_FRAMES_AT, base, checksum)
 
     def _finish(self, path: str, end: _FrameStart) -> None:
         """Make the watermark of a file durable: nothing behind it is looked for once there is another file. It is
@@ -303,7 +295,7 @@ class DirectoryTopics:
     def _remove(self, directory: str) -> None:
         """Remove what is left of a topic."""
         for name in self._disk.names(directory):
-            if name.endswith(_SUFFIX) or name in ("first", "first.new", "settings.new"):
+            if name.removesuffix(".new").endswith(_SUFFIX) or name in ("first", "first.new", "settings.new"):
                 self._disk.unlink(f"{directory}/{name}")
                 self._index.pop(f"{directory}/{name}", None)
         self._disk.sync_dir(directory)
@@ -311,31 +303,23 @@ class DirectoryTopics:
     def _recover(self, directory: str) -> tuple[str, _FrameStart]:
         """The topic's last file, and where its next frame goes. Confirms what is valid behind the watermark. Only the
         holder of the lock calls this."""
-        bases = self._bases(directory, directory)
-        for base in reversed(bases):
-            path = _path(directory, base)
-            file = self._disk.open(path)
-            try:
-                if base != bases[0] and _is_unfinished(file):
-                    self._disk.unlink(path)
-                    self._disk.sync_dir(directory)
-                    continue
-                start = _first_frame(file, path, base)
-                watermark = _watermark(file)
-                end = confirmed = watermark or start
-                for frame in _frames(file, confirmed, file.size()):
-                    end = frame.after
-                if end != confirmed:  # a failed sync marks pages as clean, though they are not on the disk
-                    file.pwritev(
-                        [file.pread(end.position - confirmed.position, confirmed.position)], confirmed.position
-                    )
-                    file.datasync()
-                if end != watermark:
-                    _write_watermark(file, end)
-                return path, end
-            finally:
-                file.close()
-        raise AssertionError("a topic has a file")
+        base = self._bases(directory, directory)[-1]
+        path = _path(directory, base)
+        file = self._disk.open(path)
+        try:
+            start = _first_frame(file, path, base)
+            watermark = _watermark(file)
+            end = confirmed = watermark or start
+            for frame in _frames(file, confirmed, file.size()):
+                end = frame.after
+            if end != confirmed:  # a failed sync marks pages as clean, though they are not on the disk
+                file.pwritev([file.pread(end.position - confirmed.position, confirmed.position)], confirmed.position)
+                file.datasync()
+            if end != watermark:
+                _write_watermark(file, end)
+            return path, end
+        finally:
+            file.close()
 
     def _read(self, file: File, path: str, offset: int, bytes_max: int) -> tuple[list[Stored], int | None]:
         """Confirmed records of a file from `offset` on, and the offset behind the last confirmed one; None if the file
@@ -417,11 +401,6 @@ def _first_frame(file: File, path: str, base: int) -> _FrameStart:
     if first != base:
         raise DamagedError(f"the file was renamed: first={first} {path}")
     return _FrameStart(_FRAMES_AT, base, crc32c(data[: _HEAD.size]))
-
-
-def _is_unfinished(file: File) -> bool:
-    """Whether the file's creation was cut short: it has no head, and so no frame. A longer one without is damaged."""
-    return file.size() <= _FRAMES_AT and not any(file.pread(_FRAMES_AT, 0))
 
 
 def _watermark(file: File) -> _FrameStart | None:

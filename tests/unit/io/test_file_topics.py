@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dlog.errors import DamagedError, InvalidRequestError, UnavailableError, UnsupportedVersionError
+from dlog.io.disk import File, RealDisk
 from dlog.io.file_topics import FRAME_BYTES_MAX, DirectoryTopics, FileTopics
 from dlog.region.topics import (
     OffsetOutOfRangeError,
@@ -161,15 +163,10 @@ def test_an_empty_file_of_the_first_offset_is_damage(topics: DirectoryTopics, tm
         topics.offsets(TOPIC)
 
 
-def test_a_last_file_is_dropped_only_if_nothing_can_be_in_it(topics: DirectoryTopics, tmp_path: Path) -> None:
+def test_a_file_without_a_head_is_damaged_and_stays(topics: DirectoryTopics, tmp_path: Path) -> None:
     for number in range(60):
         topics.append(TOPIC, [(b"", b"%d" % number * 100)])
     file = _files(tmp_path)[-1]
-    begun = file.with_name(f"{60:020d}.records")
-    for left in (b"", bytes(20)):
-        begun.write_bytes(left)
-        assert opened(tmp_path).offsets(TOPIC) == (0, 60)
-        assert not begun.exists()
     data = file.read_bytes()
     file.write_bytes(bytes(100) + data[100:])
     with pytest.raises(DamagedError, match="the head of the file is damaged"):
@@ -177,6 +174,35 @@ def test_a_last_file_is_dropped_only_if_nothing_can_be_in_it(topics: DirectoryTo
     assert file.exists()
     file.write_bytes(data)
     assert opened(tmp_path).offsets(TOPIC) == (0, 60)
+
+
+class WatchedDisk(RealDisk):
+    """Calls back whenever a file has been created and nothing was written to it."""
+
+    def __init__(self, created: Callable[[], None]) -> None:
+        super().__init__()
+        self._created = created
+
+    def create(self, path: str) -> File:
+        file = super().create(path)
+        self._created()
+        return file
+
+
+def test_a_reader_at_the_end_never_sees_a_file_that_is_being_created(topics: DirectoryTopics, tmp_path: Path) -> None:
+    topics.offsets(TOPIC)  # so that this reader does not ask for the writer's lock
+    ends: list[int] = []
+
+    def read_at_the_end() -> None:
+        at = len(topics.read(TOPIC, 0, 1 << 20))
+        while some := topics.read(TOPIC, at, 1 << 20):
+            at += len(some)
+        ends.append(at)
+
+    writer = DirectoryTopics(str(tmp_path / "topics"), WatchedDisk(read_at_the_end), file_bytes_max=4096)
+    for number in range(60):
+        writer.append(TOPIC, [(b"", b"%d" % number * 100)])
+    assert len(ends) == len(_files(tmp_path)) - 1 > 1 and ends == sorted(ends) and ends[0] > 0
 
 
 def test_a_torn_append_is_dropped_and_one_without_a_watermark_is_kept(topics: DirectoryTopics, tmp_path: Path) -> None:
