@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import click
 
 from dlog.cli.bookie_changes import decommission, pause, pause_left_s, replace_with
 from dlog.cli.bookie_files import fsck
-from dlog.cli.cluster import metadata_of
+from dlog.cli.cluster import bookie_client_options, metadata_of
 from dlog.cli.discovery import zookeeper_options
 from dlog.cli.output import (
     EXIT_FAILED,
@@ -26,7 +26,7 @@ from dlog.cli.output import (
 from dlog.cli.servers import server_command
 from dlog.errors import ConnectionLostError, ProtocolError
 from dlog.hostport import join_host_port
-from dlog.io.bookie_questions import read_space
+from dlog.io.bookie_questions import bookie_connection, read_space
 from dlog.io.clock import monotonic_s
 from dlog.io.metadata import BookieInfo
 from dlog.machine import Missing
@@ -172,7 +172,7 @@ async def _ask(info: BookieInfo) -> tuple[bool, str]:
 async def _space(info: BookieInfo) -> SpaceTold:
     """The space of the bookie's disks; without figures if it does not tell."""
     try:
-        return await read_space(info.host, info.port, PATIENCE_S)
+        return await read_space(info.host, info.port, PATIENCE_S, bookie_client_options().tls_context())
     except (OSError, ConnectionLostError, ProtocolError):
         return SpaceTold(Code.IO_ERROR)
 
@@ -193,6 +193,8 @@ class _SilentError(Exception):
 @asynccontextmanager
 async def _connected(info: BookieInfo) -> AsyncIterator[Callable[[Request, float], Awaitable[Response]]]:
     """A function that sends a request to the bookie and waits for the reply, at most so long. Raises _SilentError."""
+    tls = bookie_client_options().tls_context()
+    reader: asyncio.StreamReader
     writer: asyncio.StreamWriter | None = None
     decoder = ResponseDecoder()
     patience_s = PATIENCE_S
@@ -211,21 +213,19 @@ async def _connected(info: BookieInfo) -> AsyncIterator[Callable[[Request, float
                     return answers[0]
 
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            reader, writer = await asyncio.open_connection(info.host, info.port)
-        yield ask
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout(PATIENCE_S):
+                connected = bookie_connection(info.host, info.port, tls)
+                reader, writer = await stack.enter_async_context(connected)
+            yield ask
     except TimeoutError:
         raise _SilentError(f"silent for {patience_s:g} s") from None
     except (
-        OSError,
+        OSError,  # also if the registered address is invalid
+        ConnectionLostError,
         ProtocolError,
-        ValueError,
-        OverflowError,
-    ) as error:  # the last two: the registered address is invalid
+    ) as error:
         raise _SilentError(str(error)) from None
-    finally:
-        if writer is not None:
-            writer.close()
 
 
 # ---- garbage collection ----------------------------------------------------------------------------------------------

@@ -91,6 +91,12 @@ class BookieClientOptions:
         if self.protocol not in ("v2", "v3"):
             raise ValueError(f"protocol is v2 or v3: value={self.protocol!r}")
 
+    def tls_context(self) -> ssl.SSLContext | None:
+        """None: connections are plain. Raises ConfigError if a file of certificates cannot be used."""
+        if not self.tls_ca:
+            return None
+        return client_context(self.tls_ca, self.tls_certificate, self.tls_key, check_hostname=self.tls_check_hostname)
+
     def configured(self, section: LedgerOptions) -> BookieClientOptions:
         """These settings with those of section [ledger]."""
         return replace(
@@ -158,11 +164,7 @@ class BookieClient:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.options = options = options or BookieClientOptions()
-        self.tls: ssl.SSLContext | None = None
-        if options.tls_ca:
-            self.tls = client_context(
-                options.tls_ca, options.tls_certificate, options.tls_key, check_hostname=options.tls_check_hostname
-            )
+        self.tls = options.tls_context()
         self.clock = clock
         self._resolve = resolve
         self._rng = rng

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from dlog.errors import ConnectionLostError, ProtocolError
 from dlog.wire.bookie import RESPONSE_LENGTH_MAX, Code
@@ -38,27 +40,35 @@ async def read_space(host: str, port: int, timeout_s: float, tls: ssl.SSLContext
     return decode_space_response(await _ask(host, port, encode_space_request(GetSpace(), 1), timeout_s, tls))
 
 
+@asynccontextmanager
+async def bookie_connection(
+    host: str, port: int, tls: ssl.SSLContext | None
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a bookie, with a context under TLS. Raises OSError, ConnectionLostError, ProtocolError."""
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+    except (ValueError, OverflowError) as error:  # as in local_transport.connect
+        raise OSError(f"not a host name: {error}: host={host!r} port={port}") from error
+    try:
+        if tls is not None:
+            writer.write(encode_tls_request(1))
+            check_tls_response(await _read_frame(reader))
+            await writer.start_tls(tls, server_hostname=host)
+        yield reader, writer
+    except asyncio.IncompleteReadError as error:
+        raise ConnectionLostError("connection closed by the bookie") from error
+    finally:
+        if tls is None:
+            writer.close()
+        else:
+            writer.transport.abort()  # the answer is here, or will not come; do not wait for TLS to say goodbye
+
+
 async def _ask(host: str, port: int, frame: bytes, timeout_s: float, tls: ssl.SSLContext | None) -> bytes:
-    """Send a frame, with a context under TLS, and return the next one of the bookie, without its length word."""
-    async with asyncio.timeout(timeout_s):
-        try:
-            reader, writer = await asyncio.open_connection(host, port)
-        except (ValueError, OverflowError) as error:  # as in local_transport.connect
-            raise OSError(f"not a host name: {error}: host={host!r} port={port}") from error
-        try:
-            if tls is not None:
-                writer.write(encode_tls_request(1))
-                check_tls_response(await _read_frame(reader))
-                await writer.start_tls(tls, server_hostname=host)
-            writer.write(frame)
-            return await _read_frame(reader)
-        except asyncio.IncompleteReadError as error:
-            raise ConnectionLostError("connection closed by the bookie") from error
-        finally:
-            if tls is None:
-                writer.close()
-            else:
-                writer.transport.abort()  # the answer is here, or will not come; do not wait for TLS to say goodbye
+    """Send a frame and return the next one of the bookie, without its length word."""
+    async with asyncio.timeout(timeout_s), bookie_connection(host, port, tls) as (reader, writer):
+        writer.write(frame)
+        return await _read_frame(reader)
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> bytes:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from dlog.cli.bookies import bookie
 from dlog.errors import NotEnoughBookiesError
 from dlog.io.bookie_client import BookieClientOptions
 from dlog.io.bookie_questions import read_space
@@ -97,3 +100,23 @@ async def test_single_questions_are_asked_under_tls_too(
     host, _, port = bookies.bookies[0].address.rpartition(":")
     context = client_context(str(authority.ca), str(shown.certificate), str(shown.key), check_hostname=True)
     assert (await read_space(host, int(port), 60.0, context)).code is Code.OK
+
+
+def test_commands_ask_bookies_under_tls_if_the_section_has_it(
+    bookies: BookieCluster,
+    authority: Authority,
+    shown: Certificate,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bookies serve plain connections, too: the wrong authority shows that none is used."""
+    command = ["--zookeeper", bookies.hosts, "--namespace", bookies.namespace, "--json"]
+    monkeypatch.setenv("DLOG_LEDGER_BOOKIE_TLS_CERTIFICATE", str(shown.certificate))
+    monkeypatch.setenv("DLOG_LEDGER_BOOKIE_TLS_KEY", str(shown.key))
+    for ca, code in ((authority.ca, 0), (Authority(tmp_path).ca, 1)):
+        monkeypatch.setenv("DLOG_LEDGER_BOOKIE_TLS_CA", str(ca))
+        done = CliRunner().invoke(bookie, ["status", *command], standalone_mode=False)
+        rows = json.loads(done.stdout)
+        assert done.return_value == code and [row["alive"] for row in rows] == [code == 0] * 3, rows
+        assert all((row["free_bytes"] is not None) is (code == 0) for row in rows)
+    assert CliRunner().invoke(bookie, ["gc", *command], standalone_mode=False).return_value == 1

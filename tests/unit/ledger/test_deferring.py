@@ -229,6 +229,6 @@ def test_what_is_durable_was_covered_by_forces_of_an_ack_quorum(seed: int) -> No
                 arrived(window.readmit(bookie))
         arrived(window.forces(LedgerId(7)))
         window.confirm()
-        for held_entry in range(window.lac + 1):
-            assert sum(held_entry in held for held in disk.values()) >= quorum.ack
+        for durable in range(window.lac + 1):
+            assert sum(durable in held for held in disk.values()) >= quorum.ack
     assert window.lac > 0
