@@ -83,15 +83,17 @@ class Failovers:
     async def close_streams(self, node: NodeId, is_closed: Callable[[Image], bool], timeout_s: float) -> None:
         """Have the streams of a node closed. is_closed: whether the one of interest is. timeout_s: to wait for it; the
         failover goes on, and the next call waits for the same one. Raises StoreError; also if another failover was
-        faster, then look again. It goes by the image here: the controller refuses a failover that rests on an old
-        one."""
+        faster, then look again. Only a failover to be begun needs a new image."""
         async with self._turns[node]:
             image = await self._metadata.read()
             if is_closed(image):
                 return
-            known = image.nodes[node]
-            failover = self._current(node, known.node_epoch)
+            failover = self._current(node, image.nodes[node].node_epoch)
             if failover is None:
+                image = await self._metadata.fresh()
+                if is_closed(image):
+                    return
+                known = image.nodes[node]
                 if known.is_failover and await self._other_closes(known.node_epoch, node, is_closed):
                     return
                 failover = self._begin(node, NodeEpoch(known.node_epoch + 1))

@@ -108,10 +108,14 @@ class OwnNode:
             return None
         return serving
 
-    async def serving(self, timeout_s: float) -> RunningNode:
-        """The node, started if need be. Raises StoreUnavailableError."""
+    def begin(self) -> None:
+        """Start the node, for one who will need it soon. Idempotent. Raises ReaderClosedError."""
         if self._keeping is None:
             self._keeping = self._tasks.start(self._keep, f"node {self.node}")
+
+    async def serving(self, timeout_s: float) -> RunningNode:
+        """The node, started if need be. Raises StoreUnavailableError."""
+        self.begin()
         try:
             async with asyncio.timeout(timeout_s):
                 while (current := self.current) is None:

@@ -32,16 +32,23 @@ class StorageCheck:
         if self._check_objects is not None:
             await self._check_objects()
 
-    async def wait_not_refused(self) -> None:
-        """Wait a moment for the first check, and for one after a refusal. Raises MisconfiguredError if it found the
-        storage unfit."""
+    def begin(self) -> asyncio.Future[None]:
+        """Start the first check, or the next one after one that failed; returns the last one started. Raises
+        ReaderClosedError."""
         last, now_s = self._last, asyncio.get_running_loop().time()
         error = last.exception() if last is not None and last.done() else None
         if last is None or error is not None:
             last = self._last = self._scope.start(self.check, "check the object storage")
             if error is None or isinstance(error, MisconfiguredError):
                 self._wait_until_s = now_s + ANSWER_S
+        return last
+
+    async def wait_not_refused(self) -> None:
+        """Wait a moment for the first check, and for one after a refusal. Raises MisconfiguredError if it found the
+        storage unfit."""
+        last = self.begin()
         if not last.done():
-            await asyncio.wait((last,), timeout=max(0.0, self._wait_until_s - now_s))
+            left_s = self._wait_until_s - asyncio.get_running_loop().time()
+            await asyncio.wait((last,), timeout=max(0.0, left_s))
         if last.done() and isinstance(error := last.exception(), MisconfiguredError):
             raise to_raise(error)

@@ -253,6 +253,10 @@ class S3Store:
 
     async def recover(self, ref: SegmentRef) -> RecoveredSegment:
         place = parse_place(ref.name)
+        self._check_open()
+        if self.node is not None:  # a take-over creates a segment next: what that needs begins beside the recovery
+            self.node.begin()
+            self._storage.begin()
         found = await self._decide(place)
         assert found.end is not None
         return RecoveredSegment(EntryId(found.end - found.start - 1), self._last_payloads(place, found))

@@ -348,6 +348,23 @@ async def test_once_a_node_is_taken_over_its_segments_are_recovered_without_a_co
             assert await read(two, ref, 4) == [entry(number) for number in range(4)]
 
 
+async def test_a_process_that_recovers_a_segment_begins_its_own_node_for_the_next_one(cluster: Cluster) -> None:
+    one = await cluster.store(W1)
+    checked = asyncio.Event()
+
+    async def check_objects() -> None:
+        checked.set()
+
+    cluster.check_objects = check_objects
+    two = await cluster.store(W2)
+    writer, ref = await cluster.segment(one)
+    await append(writer, 0, 4)
+    assert not checked.is_set()
+    assert (await two.recover(ref)).end == 3
+    await cluster.until(lambda: W2 in cluster.metadata.image.nodes)
+    assert checked.is_set()
+
+
 async def test_a_node_that_starts_uploads_what_it_left_without_a_new_segment(cluster: Cluster) -> None:
     one = await cluster.store(W1)
     writer, ref = await cluster.segment(one)

@@ -100,7 +100,7 @@ async def test_a_node_that_is_gone_is_taken_over_after_two_looks_also_without_op
 
 
 async def test_a_failover_whose_process_died_before_the_uploads_is_begun_again(cluster: Cluster) -> None:
-    gone, other = await cluster.store(W1), await cluster.store(W2)
+    gone, other = await cluster.store(W1), await cluster.store(None)  # which has no node of its own
     host = await cluster.store(W3, processes=Processes({W3}))
     writer, ref = await cluster.segment(gone)
     await append(writer, 0, 5)
