@@ -15,6 +15,7 @@ from dlog.bookie.journal import (
     FIRST_MARK,
     HEADER_BYTES,
     Damage,
+    ForeignJournalError,
     GroupAllocator,
     JournalDamaged,
     JournalFile,
@@ -185,7 +186,7 @@ def test_who_goes_on_after_damage_gets_what_is_behind_it() -> None:
 def test_a_header_is_of_one_file_of_one_bookie() -> None:
     header = file_header(3, 5, 9, 100)
     assert seed_of(header, 3, 5, 100) != seed_of(file_header(3, 5, 10, 100), 3, 5, 100)
-    with pytest.raises(JournalDamaged, match="another bookie"):
+    with pytest.raises(ForeignJournalError, match="mount the right disk"):
         seed_of(header, 3, 6, 100)
     with pytest.raises(JournalDamaged, match="cut off"):
         seed_of(header, 3, 5, 99)
@@ -275,13 +276,13 @@ def test_what_was_refused_in_the_middle_of_a_file_is_written_over_before_the_nex
     station.ask(add(1, 1, b"refused", recovery=True))
     station.commit()
     disk.copy_on_write, disk.bytes_max = False, 1 << 40
-    mark = station.opened.journal.mark
+    mark = station.opened.journals[0].mark
     station.ask(add(1, 2, bytes(63 * 1024), recovery=True))
     station.commit()
-    assert station.opened.journal.mark.file == mark.file
+    assert station.opened.journals[0].mark.file == mark.file
     station.ask(add(1, 3, b"behind", recovery=True))
     station.commit()
-    assert station.opened.journal.mark.file == mark.file + 1
+    assert station.opened.journals[0].mark.file == mark.file + 1
     station.take_answers()
     again = Station(SimulatedDisk(disk.image), OPTIONS)
     assert [again.stored(1, entry) for entry in range(4)] == [
