@@ -44,8 +44,7 @@ class JournalFiles:
     """The files of one journal directory.
 
     owner: a number of the bookie and the journal, stored in every header. random_bits: draws the headers' nonces.
-    `write`, `prepare` and `release` are each called by one thread; before `start` only `check_owner` and `replay` may be
-    called.
+    `write`, `prepare` and `release` are each called by one thread; before `start` only `check_owner` and `replay` are.
     """
 
     def __init__(
