@@ -178,8 +178,8 @@ class JournalFiles:
         for file_id in checkpointed:
             path = self._path(file_id)
             with self._lock:
-                if len(self._spares) < _SPARES_MAX:
-                    name = f"spare-{file_id:016x}"
+                name = f"spare-{file_id:016x}"
+                if len(self._spares) < _SPARES_MAX and name not in self._spares:
                     self._disk.rename(path, f"{self._directory}/{name}")
                     self._spares.append(name)
                 else:

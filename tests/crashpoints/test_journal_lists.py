@@ -198,17 +198,16 @@ def test_an_added_journal_must_be_empty() -> None:
 
 
 def test_a_restored_zookeeper_that_knows_an_older_list_is_believed_only_with_the_directories() -> None:
-    bookie = Bookie()
-    bookie.live(ONE)
-    older = bookie.metadata.at(0)[0]
-    bookie.live(TWO)
+    bookie = lived(ONE, TWO)
+    (_, older), _ = bookie.metadata.cookies
     image = bookie.image.copy()
-    judge(begin(SimulatedDisk(bookie.image.copy()), older, TWO), bookie.history, 0)
-    judge(begin(SimulatedDisk(bookie.image.copy()), bookie.metadata.at(0)[0], ONE), bookie.history, 0)
     _emptied(image, SECOND)
     for options in (ONE, TWO):
+        restored = MemoryMetadata()
+        stepped(restored.write_cookie(BOOKIE, older, None))
         with pytest.raises(CookieError, match="mount"):
-            begin(SimulatedDisk(image.copy()), bookie.metadata.at(0)[0], options)
+            begin(SimulatedDisk(image.copy()), restored, options)
+        judge(begin(SimulatedDisk(bookie.image.copy()), restored, options), bookie.history, 0)
 
 
 def test_paths_are_listed_in_the_cookie() -> None:

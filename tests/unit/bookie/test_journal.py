@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -323,6 +324,31 @@ def test_a_new_file_is_filled_past_the_page_cache(tmp_path: Path, monkeypatch: p
     made = sorted(tmp_path.iterdir())
     assert len(made) == 3
     assert all(path.read_bytes()[HEADER_BYTES:] == bytes(size - HEADER_BYTES) for path in made)
+
+
+def test_a_spare_that_had_no_room_for_its_header_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next file may get the same id. It was renamed over that spare later, which was then missing."""
+    disk = SimulatedDisk()
+    files = JournalFiles(disk, "/journal", owner=1, file_bytes=16 * 1024)
+    files.start(FIRST_MARK)
+    writes: list[int] = []
+
+    def refuse(inode: int, offset: int, data: bytes) -> None:
+        writes.append(offset)
+        raise OSError(errno.ENOSPC, "no space")
+
+    files._spare()
+    with monkeypatch.context() as full:
+        full.setattr(disk, "write", refuse)
+        with pytest.raises(OSError, match="no space"):
+            files.prepare(1)
+    disk.create("/journal/journal-0000000000000002")
+    files._ids.add(2)  # made from another spare
+    files.release(JournalMark(3, HEADER_BYTES, 0, 0))
+    assert writes and disk.names("/journal").count("spare-0000000000000002") == 1
+    files._next_id = 4
+    files.prepare(3)
+    files.close()
 
 
 def test_files_are_released_while_others_are_made(tmp_path: Path) -> None:
