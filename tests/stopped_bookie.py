@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dlog.bookie.journal import FIRST_MARK
+from dlog.bookie.journal import FIRST_MARKS
 from dlog.io.disk import RealDisk, replace_file
 from dlog.io.ledger_dir import LedgerDir
 from dlog.model.ids import BookieId
@@ -24,6 +24,6 @@ def stopped_bookie(directory: Path) -> str:
     made.load()
     for step in range(2):
         ids = [(ledger, entry) for ledger in (1, 2) for entry in range(step * 10, step * 10 + 10)]
-        made.flush(half(*ids, body=b"body"), [row(1, step * 10 + 9), row(2, step * 10 + 9, fenced=True)], FIRST_MARK)
+        made.flush(half(*ids, body=b"body"), [row(1, step * 10 + 9), row(2, step * 10 + 9, fenced=True)], FIRST_MARKS)
     made.close()
     return ledgers

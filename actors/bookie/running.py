@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from actors.bookie.server import BookieMetadata, BookieServer, DiskFailedError, Listen
-from dlog.bookie.events import BookieStarted
+from dlog.bookie.events import BookieStarted, JournalsRemoved
 from dlog.bookie.garbage_collection import GarbageCollector
 from dlog.bookie.options import BookieOptions
 from dlog.events import Event
@@ -25,12 +25,14 @@ from dlog.io.bookie_dirs import LockedDirs, check_cookies, check_still_known, lo
 from dlog.io.bookie_store import OpenedStorage, open_storage
 from dlog.io.disk import Disk
 from dlog.io.gc_mark_file import read_mark_record
+from dlog.io.journal_removal import remove_journals
 from dlog.io.metadata import BookieInfo
 from dlog.io.metadata_contact import connection_events
 from dlog.io.threads import Threads
 from dlog.machine import Versioned
 from dlog.model.ids import BookieId, bookie_id
 from dlog.model.location import NetworkLocation
+from dlog.wire.bookie_info import Cookie
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,9 @@ async def run(
         async with environment.connect() as metadata:
             cookie = await check_cookies(dirs, bookie, metadata, environment.threads, may_have_moved=options.dirs_moved)
             opened = await environment.threads.run(_open, options, environment, dirs, bookie, tell)
+            if dirs.left_out:
+                await _remove_journals(dirs, opened, cookie, metadata, environment.threads, tell)
+                opened = await environment.threads.run(_open, options, environment, dirs, bookie, tell)
             collector = None
             if options.gc_s:
                 record = await environment.threads.run(read_mark_record, environment.disk, dirs.all[-1])
@@ -110,9 +115,25 @@ def _open(
     tell: Callable[[Event], None],
 ) -> OpenedStorage:
     try:
-        return open_storage(environment.disk, options, dirs.paths, bookie, tell, environment.random_bits)
+        return open_storage(environment.disk, options, dirs.stored, bookie, tell, environment.random_bits)
     except OSError as error:
         raise DiskFailedError(f"storage cannot be opened: {error.strerror or error}: file={error.filename}") from error
+
+
+async def _remove_journals(
+    dirs: LockedDirs,
+    opened: OpenedStorage,
+    cookie: Cookie,
+    metadata: BookieMetadata,
+    threads: Threads,
+    tell: Callable[[Event], None],
+) -> None:
+    left_out = dirs.left_out
+    try:
+        await remove_journals(dirs, opened, cookie, metadata, threads)
+    except OSError as error:
+        raise DiskFailedError(f"journal cannot be removed: {error.strerror or error}: file={error.filename}") from error
+    tell(JournalsRemoved(",".join(left_out)))
 
 
 def _id(options: BookieOptions, dirs: LockedDirs, address: str) -> BookieId:

@@ -113,7 +113,9 @@ class BookieServer:
         self._tell = tell
         self._threads = threads
         self._loop = asyncio.get_running_loop()
-        self.machine = Bookie(options, opened.rows, limbo=opened.limbo, gone=opened.dirs.gone())
+        self.machine = Bookie(
+            options, opened.rows, limbo=opened.limbo, gone=opened.dirs.gone(), journals=len(opened.journals)
+        )
         opened.rows = []
         self._disk = BookieDisk(
             disk,
@@ -342,7 +344,7 @@ class BookieServer:
         """Answer all accepted requests and write the cache to the index, so that the next start replays nothing."""
         for connection in list(self._connections):
             connection.stop_taking()
-        await self._disk.stop_journal()
+        await self._disk.stop_journals()
         self._drain()
         while self._disk.has_unflushed and not self._failed.is_set():
             self._flushed.clear()
@@ -504,7 +506,7 @@ class BookieServer:
         """End a turn: submit journal writes, flush connections."""
         disk = self._disk
         while True:
-            if disk.submitted:
+            if disk.has_submitted:
                 disk.submit()
             if not self._dirty:
                 return

@@ -7,7 +7,8 @@ Invariants:
 - An add is answered OK once its record is durable, and an entry is served only then: a power cut takes back nothing
   that was served. A request for an entry that is being persisted waits for it.
 - From the moment a fence is received, adds are refused, except a recovery's; the request is answered once the fence is
-  durable, whatever the reply. Tokens become durable in order, so all adds accepted before are readable by then.
+  durable, whatever the reply. Tokens of a ledger become durable in order, so all its adds accepted before are readable
+  by then.
 - Nothing happens between the check of key and fence and the Persist of an add.
 - "No such entry" is a certain answer; if it is uncertain the reply is an I/O error.
 - The first payload acknowledged for an entry is final: an add with another payload is refused with UNAUTHORIZED, which
@@ -15,7 +16,8 @@ Invariants:
 - A collected ledger never accepts an add again, from any client and with any key: its fence outlives it, for a writer
   may still exist. Its id stays known (entry -1 is NO_ENTRY), so that it is not assigned again.
 - A ledger is collected only while none of its records is being persisted.
-- An explicit LAC is answered once it is durable, and read only then; a force of a ledger once all earlier records are.
+- An explicit LAC is answered once it is durable, and read only then; a force of a ledger once all earlier records in
+  its journal are.
 
 Source: BookKeeper 4.17 bookie semantics; docs/protocol.md says where ours is stricter.
 """
@@ -23,7 +25,6 @@ Source: BookKeeper 4.17 bookie semantics; docs/protocol.md says where ours is st
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,7 @@ from dlog.bookie.events import (
 from dlog.bookie.id_set import IdSet
 from dlog.bookie.index import LedgerRow
 from dlog.bookie.journal import Kind, Record, lac_record, ledger_record
+from dlog.bookie.journal_queues import JournalQueues, LacWaiting, Waiting
 from dlog.bookie.ledgers import NEVER, Ledger, restored
 from dlog.bookie.listing import Listings
 from dlog.bookie.messages import (
@@ -69,7 +71,6 @@ from dlog.bookie.options import BookieOptions
 from dlog.bookie.summaries import Summaries
 from dlog.bookie.tail_reads import LacReading, PollTimer, TailRead, TailReads
 from dlog.machine import Peer, PeerLost, Persist, Persisted, Received, Send, Tell, TimerFired
-from dlog.model.ids import NO_ENTRY, EntryId
 from dlog.wire.bookie import (
     AddEntry,
     Auth,
@@ -109,28 +110,6 @@ _LISTINGS_MAX = 16  # lists of entries at once, each of which may take megabytes
 _RECORD_COST = 128  # memory of a waiting record beside its payload, in bytes
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A token that is not durable yet, and what to do once it is."""
-
-    token: int
-    size: int
-    ledger: Ledger
-    carries_key: bool
-    peer: Peer = None
-    entry: EntryId = NO_ENTRY
-    stored: Stored | None = None  # of an add
-    parked: list[tuple[Peer, Any]] | None = None  # requests to serve then
-
-
-@dataclass(slots=True, eq=False)
-class _LacWaiting(_Waiting):
-    """An explicit LAC that is not durable yet."""
-
-    lac: int = -1
-    packet: bytes = b""
-
-
 Outcome = Buffer | Code | None  # packet; NO_ENTRY or IO_ERROR; None: not in the result, look again
 Resume = Callable[[Any, Outcome, list[Any]], None]
 _Waiter = tuple[int, Resume, Any]  # entry, function to resume with, its argument
@@ -149,11 +128,17 @@ class _Fetching:
 
 class Bookie:
     """The state machine. `rows`: ledgers found by a restart; `gone`: collected ledgers; `limbo`: data may have been
-    lost, so the bookie never denies an entry.
+    lost, so the bookie never denies an entry; `journals`: how many it has.
     """
 
     def __init__(
-        self, options: BookieOptions, rows: Iterable[LedgerRow] = (), *, limbo: bool = False, gone: Iterable[int] = ()
+        self,
+        options: BookieOptions,
+        rows: Iterable[LedgerRow] = (),
+        *,
+        limbo: bool = False,
+        gone: Iterable[int] = (),
+        journals: int = 1,
     ) -> None:
         self._options = options
         self._limbo = limbo
@@ -164,9 +149,7 @@ class Bookie:
         self._new.update(number for number, ledger in self._ledgers.items() if not ledger.seen)
         self._cache = WriteCache()
         self._read_cache = ReadCache(options.read_cache_bytes)
-        self._tokens = 0
-        self._waiting: deque[_Waiting] = deque()
-        self.waiting_bytes = 0
+        self._waiting = JournalQueues(journals)
         self._dirty: dict[int, Ledger] = {}
         self._flush: Flush | None = None  # in flight, or failed and to be retried
         self._flush_running = False
@@ -225,6 +208,11 @@ class Bookie:
             if door is not None:
                 door(fact, out)
         return out
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Memory of the records that wait for the journals."""
+        return self._waiting.waiting_bytes
 
     @property
     def ledgers(self) -> int:
@@ -287,7 +275,7 @@ class Bookie:
                 return Code.FENCED
             token = ledger.adding.get(entry)
             if token is not None:
-                stored = self._waiting_for(token).stored
+                stored = self._waiting.find(token).stored
                 assert stored is not None, "only adds are in `adding`"
                 code = self._compare(m, stored.packet, out)
                 if code is Code.OK:
@@ -321,9 +309,7 @@ class Bookie:
         if carries_key:
             ledger.recorded = True
             records = (ledger_record(ledger.ledger, ledger.master_key, ledger.fenced), record)
-        self._tokens = token = self._tokens + 1
-        self._waiting.append(_Waiting(token, size, ledger, carries_key, peer, entry, stored))
-        self.waiting_bytes += size
+        token = self._waiting.append(Waiting(size, ledger, carries_key, peer, entry, stored))
         ledger.adding[entry] = token
         out.append(Persist(token, records))
         return None
@@ -343,7 +329,7 @@ class Bookie:
 
     def _is_over_capacity(self, size: int) -> bool:
         options = self._options
-        if self._waiting and self.waiting_bytes + size > options.journal_waiting_bytes_max:
+        if self.waiting_bytes and self.waiting_bytes + size > options.journal_waiting_bytes_max:
             return True
         cache = self._cache
         return self._flush is not None and (
@@ -373,9 +359,10 @@ class Bookie:
 
     def _persisted(self, fact: Persisted, out: list[Any]) -> None:
         waiting, upto, dirty, polled = self._waiting, fact.upto, self._dirty, self._tail.polled
-        while waiting and waiting[0].token <= upto:
-            w = waiting.popleft()
-            self.waiting_bytes -= w.size
+        queue = waiting.queue_of(upto)
+        while queue and queue[0].token <= upto:
+            w = queue.popleft()
+            waiting.waiting_bytes -= w.size
             ledger = w.ledger
             dirty[ledger.ledger] = ledger
             stored = w.stored
@@ -394,7 +381,7 @@ class Bookie:
             elif w.token == ledger.fence_token:
                 ledger.fence_durable, ledger.fence_token = True, NEVER
                 self._tail.fenced(ledger.ledger, out)
-            elif isinstance(w, _LacWaiting):
+            elif isinstance(w, LacWaiting):
                 self._lac_persisted(w, out)
             if w.parked is not None:
                 for peer, request in w.parked:
@@ -402,8 +389,7 @@ class Bookie:
         self._flush_if_full(out)
 
     def _persist_refused(self, fact: PersistRefused, out: list[Any]) -> None:
-        refused, self._waiting = self._waiting, deque()
-        self.waiting_bytes = 0
+        refused = self._waiting.take_all(fact.journal)
         self._no_room = True
         self._review_space(fact.reason, out)
         for w in refused:
@@ -414,7 +400,7 @@ class Bookie:
                 out.append(Send(w.peer, EntryAdded(w.ledger.ledger, w.entry, Code.READ_ONLY)))
             elif w.token == w.ledger.fence_token:
                 w.ledger.fence_token = NEVER
-            elif isinstance(w, _LacWaiting):
+            elif isinstance(w, LacWaiting):
                 w.ledger.lac_token = NEVER
                 out.append(Send(w.peer, LacWritten(w.ledger.ledger, Code.READ_ONLY)))
             for peer, request in w.parked or ():
@@ -422,16 +408,10 @@ class Bookie:
 
     def _park(self, token: int, peer: Peer, request: Any) -> None:
         """Serve a request once `token` is durable."""
-        w = self._waiting_for(token)
+        w = self._waiting.find(token)
         if w.parked is None:
             w.parked = []
         w.parked.append((peer, request))
-
-    def _waiting_for(self, token: int) -> _Waiting:
-        """Return the waiting record of a token; tokens in the queue are consecutive."""
-        w = self._waiting[token - self._waiting[0].token]
-        assert w.token == token
-        return w
 
     def _serve_parked(self, peer: Peer, request: Any, out: list[Any]) -> None:
         if isinstance(request, AddEntry):
@@ -462,7 +442,7 @@ class Bookie:
             return Code.UNAUTHORIZED
         if ledger is None or (not ledger.fence_durable and ledger.fence_token == NEVER):
             size = len(m.master_key) + _RECORD_COST
-            if self._waiting and self.waiting_bytes + size > 2 * self._options.journal_waiting_bytes_max:
+            if self.waiting_bytes and self.waiting_bytes + size > 2 * self._options.journal_waiting_bytes_max:
                 return Code.TOO_MANY_REQUESTS
             if ledger is None:
                 if len(self._ledgers) >= self._options.ledgers_max:
@@ -471,10 +451,7 @@ class Bookie:
             ledger.fenced = True  # adds are refused from here on
             carries_key = not ledger.recorded
             ledger.recorded = True
-            self._tokens = token = self._tokens + 1
-            ledger.fence_token = token
-            self._waiting.append(_Waiting(token, size, ledger, carries_key))
-            self.waiting_bytes += size
+            ledger.fence_token = token = self._waiting.append(Waiting(size, ledger, carries_key))
             out.append(Tell(LedgerFencedHere(m.ledger)))
             out.append(Persist(token, (ledger_record(ledger.ledger, ledger.master_key, True),)))
         if ledger.fence_durable:
@@ -511,14 +488,12 @@ class Bookie:
         if carries_key:
             ledger.recorded = True
             records = (ledger_record(ledger.ledger, ledger.master_key, ledger.fenced), record)
-        self._tokens = token = self._tokens + 1
-        self._waiting.append(_LacWaiting(token, size, ledger, carries_key, peer, lac=m.lac, packet=m.packet))
-        self.waiting_bytes += size
-        ledger.lac_token = token
+        waiting = LacWaiting(size, ledger, carries_key, peer, lac=m.lac, packet=m.packet)
+        ledger.lac_token = token = self._waiting.append(waiting)
         out.append(Persist(token, records))
         return None
 
-    def _lac_persisted(self, w: _LacWaiting, out: list[Any]) -> None:
+    def _lac_persisted(self, w: LacWaiting, out: list[Any]) -> None:
         ledger = w.ledger
         if ledger.lac_token == w.token:
             ledger.lac_token = NEVER
@@ -532,8 +507,9 @@ class Bookie:
     def _force(self, peer: Peer, m: ForceLedger, out: list[Any]) -> None:
         """Adds are answered when they are durable, so this waits only for those in flight. A ledger that is unknown
         here has no entries here: with striping a writer may force it."""
-        if self._waiting and m.ledger >= 0 and not self._limbo:
-            self._park(self._waiting[-1].token, peer, m)
+        last = self._waiting.last_of(m.ledger)
+        if last is not None and m.ledger >= 0 and not self._limbo:
+            self._park(last.token, peer, m)
             return
         code = Code.BAD_REQUEST if m.ledger < 0 else Code.IO_ERROR if self._limbo else Code.OK
         out.append(Send(peer, LedgerForced(m.ledger, code, m.number)))

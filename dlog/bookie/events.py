@@ -77,6 +77,15 @@ class JournalReplayed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class JournalsRemoved(Event):
+    """A start emptied journals that were left out of the list, and does not use them any more. dirs: separated by
+    commas; they may be unmounted."""
+
+    name: ClassVar[str] = "journals.removed"
+    dirs: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointFailed(Event):
     """The disk is full; entries stay in memory and in the journal. The checkpoint is retried."""
 

@@ -74,6 +74,14 @@ class JournalMark(NamedTuple):
 
 FIRST_MARK = JournalMark(0, HEADER_BYTES, 0, 0)  # before the first file, which has id 1
 
+JournalMarks = tuple[JournalMark, ...]  # one for each journal of a bookie, in the order of its directories
+FIRST_MARKS: JournalMarks = (FIRST_MARK,)
+
+
+def padded(marks: JournalMarks, journals: int) -> JournalMarks:
+    """The marks of so many journals. Those beyond `marks` were added since, and are at their beginning."""
+    return marks[:journals] + (FIRST_MARK,) * (journals - len(marks))
+
 
 class Group(NamedTuple):
     """A complete, verified group, and the mark after it."""
@@ -85,6 +93,15 @@ class Group(NamedTuple):
 
 class JournalDamaged(DamagedError):
     """Durable groups no longer verify: this bookie may have lost acknowledged entries."""
+
+
+class ForeignJournalError(DamagedError):
+    """A journal file is another bookie's, or of another journal of this bookie. Nothing is lost."""
+
+
+def journal_owner(bookie: str, journal: int) -> int:
+    """The number in the headers of a bookie's journal files. journal: its position among the bookie's journals."""
+    return crc32c(f"{bookie}\0{journal}".encode() if journal else bookie.encode())
 
 
 def ledger_record(ledger: int, master_key: bytes, fenced: bool) -> Record:
@@ -119,15 +136,18 @@ def file_header(file_id: int, owner: int, nonce: int, size: int) -> bytes:
 def seed_of(header: bytes, file_id: int, owner: int, size: int) -> int:
     """Return the seed of every check in the file. size: of the file as found.
 
-    Raises JournalDamaged if `header` (the first block or its start) is not that of this bookie's file `file_id`, or the
-    file has lost its end.
+    Raises JournalDamaged if `header` (the first block or its start) is not that of file `file_id`, or the file has lost
+    its end; ForeignJournalError if it has another owner.
     """
     if len(header) >= _FILE.size + 4:
         magic, stored_owner, stored_id, _, stored_size = _FILE.unpack_from(header)
         head = header[: _FILE.size]
         if magic == _FILE_MAGIC and crc32c(head) == _CRC.unpack_from(header, _FILE.size)[0]:
             if stored_owner != owner:
-                raise JournalDamaged(f"journal file is another bookie's, mount the right disk: file={file_id}")
+                raise ForeignJournalError(
+                    "journal file is another bookie's, or of another journal of this bookie; mount the right disk: "
+                    f"file={file_id:016x}"
+                )
             if size < stored_size:
                 raise JournalDamaged(f"journal file is cut off: file={file_id} size={size} of={stored_size}")
             if stored_id == file_id:

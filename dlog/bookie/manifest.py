@@ -1,10 +1,10 @@
-"""The MANIFEST of a ledger directory: its valid files, and the mark up to which the journal is no longer needed.
+"""The MANIFEST of a ledger directory: its valid files, and the marks up to which the journals are no longer needed.
 
 JSON, to be readable; the last line is the CRC32C of the text before it.
 
 Invariants:
 - each checkpoint replaces it as a whole; a file that it does not name does not exist;
-- its mark never moves backwards.
+- its marks never move backwards.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from dlog.bookie.journal import FIRST_MARK, JournalMark
+from dlog.bookie.journal import FIRST_MARKS, JournalMark, JournalMarks
 from dlog.errors import DamagedError, UnsupportedVersionError
 
 _VERSION = 4  # ledger states may have an explicit LAC; since 3 the chain under which they were seen, and the file GONE
-_READABLE = (2, 3, 4)
+_SEVERAL_JOURNALS = 6  # written only if there are several
+_READABLE = (2, 3, 4, _SEVERAL_JOURNALS)
 
 
 class RunFile(NamedTuple):
@@ -42,7 +43,7 @@ class LogFile(NamedTuple):
 class Manifest:
     """`next_file`: id of the next run or log. `limbo`: a damaged journal was salvaged; no entry is denied."""
 
-    mark: JournalMark = FIRST_MARK
+    marks: JournalMarks = FIRST_MARKS
     next_file: int = 1
     runs: tuple[RunFile, ...] = ()  # oldest first
     logs: tuple[LogFile, ...] = ()  # the last one may grow
@@ -52,12 +53,14 @@ class Manifest:
 def encode(manifest: Manifest) -> bytes:
     document = {
         "version": _VERSION,
-        "mark": list(manifest.mark),
+        "mark": list(manifest.marks[0]),
         "next_file": manifest.next_file,
         "runs": [list(run) for run in manifest.runs],
         "logs": [list(log) for log in manifest.logs],
         "limbo": manifest.limbo,
     }
+    if len(manifest.marks) > 1:
+        document |= {"version": _SEVERAL_JOURNALS, "more_marks": [list(mark) for mark in manifest.marks[1:]]}
     text = json.dumps(document, indent=1).encode() + b"\n"
     return text + b"%08x\n" % crc32c(text)
 
@@ -73,7 +76,7 @@ def decode(data: bytes) -> Manifest:
             f"MANIFEST was written by another version of dlog, start that one: version={document['version']}"
         )
     return Manifest(
-        mark=JournalMark(*document["mark"]),
+        marks=tuple(JournalMark(*mark) for mark in (document["mark"], *document.get("more_marks", ()))),
         next_file=document["next_file"],
         runs=tuple(RunFile(*run) for run in document["runs"]),
         logs=tuple(LogFile(*log) for log in document["logs"]),

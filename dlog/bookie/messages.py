@@ -108,9 +108,10 @@ class CheckpointDue:
 
 @dataclass(frozen=True, slots=True)
 class PersistRefused:
-    """Fact: no record waiting for the journal will become durable, for lack of space. Later Persists may."""
+    """Fact: no record waiting for this journal will become durable, for lack of space. Later Persists may."""
 
     reason: str
+    journal: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,11 @@ class BookieOptions:
 
     # identity and location
     dir: str = option("var/bookie", "directory of the bookie: journal in DIR/journal, ledgers in DIR/ledgers")
-    journal_dir: str = option("", "directory of the journal, if not below dir; best on a device of its own")
+    journal_dirs: str = option(
+        "",
+        "directories of the journals, separated by commas, if not below dir; best each on a device of its own. A "
+        "ledger uses one of them. They are added and left out only at the end of the list",
+    )
     ledger_dirs: str = option(
         "", "directories of the ledgers, separated by commas; their number and order may never change"
     )

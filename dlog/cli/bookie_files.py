@@ -18,11 +18,11 @@ from dlog.io.index_repair import CheckResult, check_dir, repair_dir
 
 @click.command(cls=MutatingCommand, when_unknown="run it again: the old index or the new one is there, each whole")
 @click.argument("directory", metavar="DIR")
-@click.option("--journal-dir", metavar="DIR", default="", help="Its journal directory, if not DIR/journal.")
+@click.option("--journal-dirs", metavar="DIRS", default="", help="Its journal directories, if not DIR/journal.")
 @click.option("--ledger-dirs", metavar="DIRS", default="", help="Its ledger directories, if not DIR/ledgers.")
 @click.option("--repair", is_flag=True, help="Rebuild the index from the entry logs where that helps.")
 @json_option
-def fsck(directory: str, journal_dir: str, ledger_dirs: str, repair: bool, as_json: bool) -> int:
+def fsck(directory: str, journal_dirs: str, ledger_dirs: str, repair: bool, as_json: bool) -> int:
     """Check the index of a stopped bookie against its entry logs, whose every byte is read. DIR: as --dir of the
     bookie. Exit 1 if something is wrong; notes (the last four) need no action.
 
@@ -45,7 +45,7 @@ def fsck(directory: str, journal_dir: str, ledger_dirs: str, repair: bool, as_js
     """
     disk = RealDisk()
     dirs = lock_stopped(
-        paths_of(BookieOptions(dir=directory, journal_dir=journal_dir, ledger_dirs=ledger_dirs), disk), disk
+        paths_of(BookieOptions(dir=directory, journal_dirs=journal_dirs, ledger_dirs=ledger_dirs), disk), disk
     )
     try:
         before = [(repair_dir if repair else check_dir)(disk, path) for path in dirs.paths.ledgers]

@@ -5,6 +5,8 @@ Invariants:
   agree.
 - A first start writes these files first and the cookie in ZooKeeper last. So an interrupted one leaves no data and can
   be repeated, and a directory that lacks its MANIFEST later has lost it.
+- A change of the list of journals is written to journals that are added first, then to the other directories, then to
+  ZooKeeper.
 """
 
 from __future__ import annotations
@@ -12,7 +14,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from dlog.bookie.cookie import Found, Verdict, check_registered, check_stored, judge
+from dlog.bookie.cookie import (
+    Found,
+    Verdict,
+    check_left_out,
+    check_registered,
+    check_stored,
+    journals_left_out,
+    judge,
+)
 from dlog.bookie.manifest import Manifest, encode
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError, CookieError
@@ -27,29 +37,34 @@ from dlog.model.ids import BookieId
 from dlog.wire.bookie_info import Cookie, decode_cookie, encode_cookie
 
 VERSION = "VERSION"
-_DATA = ("journal-", "spare-", "index-", "entries-")
+_JOURNAL_DATA = ("journal-", "spare-")
+_DATA = (*_JOURNAL_DATA, "index-", "entries-")
 
 
 def paths_of(options: BookieOptions, disk: Disk) -> StoragePaths:
     """Absolute paths. Raises ConfigError if two are equal or one is not allowed."""
-    journal = options.journal_dir or os.path.join(options.dir, "journal")
-    ledgers = [part.strip() for part in options.ledger_dirs.split(",") if part.strip()]
-    ledgers = ledgers or [os.path.join(options.dir, "ledgers")]
-    paths = StoragePaths(disk.real_path(journal), tuple(disk.real_path(path) for path in ledgers))
-    if len({paths.journal, *paths.ledgers}) != 1 + len(paths.ledgers):
-        raise ConfigError(f"journal and ledger directories must all differ: dirs={paths.journal},{paths.ledgers}")
-    if any("," in path or "\t" in path or "\n" in path for path in (paths.journal, *paths.ledgers)):
+
+    def listed(dirs: str, default: str) -> tuple[str, ...]:
+        named = [part.strip() for part in dirs.split(",") if part.strip()]
+        return tuple(disk.real_path(path) for path in named or [os.path.join(options.dir, default)])
+
+    paths = StoragePaths(listed(options.journal_dirs, "journal"), listed(options.ledger_dirs, "ledgers"))
+    if len(set(paths.all)) != len(paths.all):
+        raise ConfigError(f"journal and ledger directories must all differ: dirs={','.join(paths.all)}")
+    if any("," in path or "\t" in path or "\n" in path for path in paths.all):
         raise ConfigError("paths of a bookie's directories may not contain commas, tabs or line ends; choose others")
     return paths
 
 
 @dataclass(slots=True)
 class LockedDirs:
-    """Directories locked by this process until `close`."""
+    """Directories locked by this process until `close`. left_out: journals that are not in the list any more, and must
+    be emptied before the bookie serves (dlog/io/journal_removal.py)."""
 
     disk: Disk
     paths: StoragePaths
     locks: list[DirectoryLock]
+    left_out: tuple[str, ...] = ()
 
     def close(self) -> None:
         for lock in self.locks:
@@ -57,7 +72,12 @@ class LockedDirs:
 
     @property
     def all(self) -> tuple[str, ...]:
-        return (self.paths.journal, *self.paths.ledgers)
+        return self.paths.all
+
+    @property
+    def stored(self) -> StoragePaths:
+        """The directories that hold what is stored, those of journals that were left out included."""
+        return StoragePaths((*self.paths.journals, *self.left_out), self.paths.ledgers)
 
 
 def lock_dirs(paths: StoragePaths, disk: Disk) -> LockedDirs:
@@ -65,7 +85,7 @@ def lock_dirs(paths: StoragePaths, disk: Disk) -> LockedDirs:
     OSError."""
     locks: list[DirectoryLock] = []
     try:
-        for directory in (paths.journal, *paths.ledgers):
+        for directory in paths.all:
             disk.make_dir(directory)
             locks.append(disk.lock(directory))
     except OSError as error:
@@ -84,9 +104,8 @@ def lock_dirs(paths: StoragePaths, disk: Disk) -> LockedDirs:
 def lock_stopped(paths: StoragePaths, disk: Disk) -> LockedDirs:
     """Lock the directories of a stopped bookie; creates none. Raises CookieError if the bookie runs or these are not
     all directories of one, ConfigError on OSError."""
-    directories = (paths.journal, *paths.ledgers)
-    versions = [_read_version(disk, directory) for directory in directories]
-    check_stored(directories, [None if text is None else text.decode(errors="replace") for text in versions])
+    versions = [_read_version(disk, directory) for directory in paths.all]
+    check_stored(paths.all, [None if text is None else text.decode(errors="replace") for text in versions])
     return lock_dirs(paths, disk)
 
 
@@ -102,18 +121,22 @@ def stored_id(dirs: LockedDirs) -> BookieId | None:
 async def check_cookies(
     dirs: LockedDirs, bookie: BookieId, metadata: Cookies, threads: Threads, *, may_have_moved: bool = False
 ) -> Cookie:
-    """Check that the directories are this bookie's; on a first start write the cookies. may_have_moved: if all were
-    moved together, rewrite their cookies. Returns the bookie's cookie. Raises CookieError, MetadataUnavailableError."""
+    """Check that the directories are this bookie's; on a first start, or if journals were added, write the cookies.
+    may_have_moved: if all were moved together, rewrite their cookies. If journals were left out, lock them, set
+    `dirs.left_out` and write nothing. Returns the bookie's cookie. Raises CookieError, MetadataUnavailableError."""
     paths = dirs.paths
-    expected = Cookie(bookie, (paths.journal,), paths.ledgers, await metadata.instance_id())
+    expected = Cookie(bookie, paths.journals, paths.ledgers, await metadata.instance_id())
     seen = await metadata.read_cookie(bookie)
     registered = str(seen.value) if isinstance(seen, Versioned) else None
     found = await threads.run(_look, dirs)
     verdict = judge(expected, registered, found, may_have_moved=may_have_moved)
-    if verdict is Verdict.SERVE:
+    if verdict is Verdict.LEAVE_OUT:
+        assert registered is not None
+        await threads.run(_lock_left_out, dirs, expected, journals_left_out(expected, registered, found))
+    if verdict in (Verdict.SERVE, Verdict.LEAVE_OUT):
         return expected
     text = encode_cookie(expected)
-    await threads.run(_stamp if verdict is Verdict.STAMP else _write_version, dirs, text)
+    await threads.run(_stamp if verdict is Verdict.STAMP else write_version, dirs, text)
     await metadata.write_cookie(bookie, text, seen.version if isinstance(seen, Versioned) else None)
     return expected
 
@@ -138,6 +161,19 @@ def _read_version(disk: Disk, directory: str) -> bytes | None:
         ) from error
 
 
+def _lock_left_out(dirs: LockedDirs, expected: Cookie, left_out: tuple[str, ...]) -> None:
+    versions = [_read_version(dirs.disk, directory) for directory in left_out]
+    check_left_out(expected, left_out, [None if text is None else text.decode(errors="replace") for text in versions])
+    for directory in left_out:
+        try:
+            dirs.locks.append(dirs.disk.lock(directory))
+        except OSError as error:
+            raise ConfigError(
+                f"directory cannot be used: {error.strerror}: dir={directory}; {remedy_for(error)}"
+            ) from error
+    dirs.left_out = left_out
+
+
 def _look(dirs: LockedDirs) -> list[Found]:
     found: list[Found] = []
     for directory in dirs.all:
@@ -155,11 +191,24 @@ def _look(dirs: LockedDirs) -> list[Found]:
 
 
 def _stamp(dirs: LockedDirs, text: str) -> None:
-    _write_version(dirs, text)
+    write_version(dirs, text)
     for directory in dirs.paths.ledgers:
         replace_file(dirs.disk, directory, MANIFEST, encode(Manifest()))
 
 
-def _write_version(dirs: LockedDirs, text: str) -> None:
-    for directory in dirs.all:
+def write_version(dirs: LockedDirs, text: str) -> None:
+    """Write the cookie to all directories, first to the journal that was added last. Blocks. Raises OSError."""
+    for directory in (*reversed(dirs.paths.journals), *dirs.paths.ledgers):
         replace_file(dirs.disk, directory, VERSION, text.encode())
+
+
+def clear_left_out(dirs: LockedDirs) -> None:
+    """Delete what is left in journals that were left out, when no cookie names them any more. Blocks. Raises
+    OSError."""
+    for directory in dirs.left_out:
+        for name in dirs.disk.names(directory):
+            if name.startswith(_JOURNAL_DATA):
+                dirs.disk.unlink(f"{directory}/{name}")
+        dirs.disk.unlink(f"{directory}/{VERSION}")
+        dirs.disk.sync_dir(directory)
+    dirs.left_out = ()

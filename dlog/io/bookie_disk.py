@@ -1,22 +1,19 @@
-"""The bookie's disk workers: a journal writer, a flusher, a preparer of spare journal files, a few readers, and
-one that lists and summarizes entries.
+"""The bookie's disk workers: a writer for each journal (dlog/io/journal_writers.py), a flusher, a preparer of spare
+journal files, a few readers, and one that lists and summarizes entries.
 
 Invariants:
-- The journal writer writes pending records, up to a limit, with one write and one datasync, and only then reports them
-  durable. After a failed datasync it reports nothing.
 - Workers (dlog/io/threads.py) only post facts to the event loop; they never touch the machine.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from dlog.bookie.events import CollectionFailed, EntryDamaged, LedgersCollected
 from dlog.bookie.garbage_collection import MarkRecord
-from dlog.bookie.journal import RECORD_OVERHEAD, JournalMark, Record
+from dlog.bookie.journal import JournalMarks
 from dlog.bookie.listing import list_of
 from dlog.bookie.messages import (
     CollectionResult,
@@ -41,78 +38,14 @@ from dlog.io import metrics
 from dlog.io.bookie_store import LedgerDirs, OpenedStorage
 from dlog.io.disk import NO_SPACE, Disk
 from dlog.io.gc_mark_file import write_mark_record
-from dlog.io.journal_files import JournalFiles
-from dlog.io.threads import Line, Threads, WorkerPool
+from dlog.io.journal_writers import GroupDurable, JournalWriters, Records
+from dlog.io.threads import Threads, WorkerPool
 from dlog.machine import Persisted
 
-_IDLE_S = 0.2  # idle time until an empty group marks the last one as durable
 _READERS = 4
 _AHEAD = 2  # journal files kept ready
 
-Records = tuple[Record, ...]
-Submitted = tuple[int, Records, int]  # token, records, epoch
 Post = Callable[[Any], None]
-
-
-class JournalWriter:
-    """Group commit, as the work of a `Line`: takes (token, records, epoch) in order of tokens.
-
-    on_durable(token, mark) and on_refused are called in the worker. After a refusal only records of a later epoch are
-    written.
-    """
-
-    def __init__(
-        self,
-        journal: JournalFiles,
-        group_bytes_max: int,
-        *,
-        on_durable: Callable[[int, JournalMark], None],
-        on_refused: Callable[[str], None],
-    ) -> None:
-        self._journal = journal
-        self._group_bytes_max = group_bytes_max
-        self._on_durable = on_durable
-        self._on_refused = on_refused
-        self._taken: deque[Submitted] = deque()
-        self._refused_epoch = -1
-        self._marked = True  # no records were written since the last empty group
-
-    def work(self, submitted: list[Submitted]) -> float | None:
-        """Write one group of pending records, or an empty group after idling. Returns as SerialWork."""
-        taken = self._taken
-        taken += submitted
-        records: list[Record] = []
-        size = 0
-        upto = epoch = -1
-        while taken and (not records or size < self._group_bytes_max):
-            token, more, epoch = taken.popleft()
-            if epoch <= self._refused_epoch:
-                continue
-            upto = token
-            records.extend(more)
-            for record in more:
-                size += RECORD_OVERHEAD + len(record.payload)
-        if records:
-            self._write(records, upto, epoch)
-        elif not taken and not self._marked:
-            self._write([], upto, -1)
-        if taken:
-            return 0.0
-        return None if self._marked else _IDLE_S
-
-    def _write(self, records: list[Record], upto: int, epoch: int) -> None:
-        try:
-            mark = self._journal.write(records)
-        except OSError as error:
-            if error.errno not in NO_SPACE:
-                raise
-            if records:
-                self._refused_epoch = epoch
-                self._on_refused(f"no space to write the journal: {error.strerror}")
-            self._marked = True
-            return
-        self._marked = not records
-        self._on_durable(upto, mark)
 
 
 class BookieDisk:
@@ -132,7 +65,6 @@ class BookieDisk:
     ) -> None:
         """post, on_failed and tell are called in worker threads."""
         self._disk = disk
-        self._journal = opened.journal
         self._dirs: LedgerDirs = opened.dirs
         self._options = options
         self._directories = directories
@@ -140,23 +72,13 @@ class BookieDisk:
         self._on_failed = on_failed
         self._tell = tell
         self._stopped = False
-        self._epoch = 0
-        self.submitted: list[Submitted] = []  # handed over by the next `submit`
-        self._durable = opened.journal.mark  # after the last token that the machine knows to be durable; loop only
+        self._journals = JournalWriters(opened.journals, options.journal_group_bytes_max, post=post)
         self._flush_number = 0
-        self._flush_mark = self._durable
-        self._checkpointed = opened.dirs.mark
+        self._flush_marks = self._journals.durable
+        self._checkpointed = opened.dirs.marks(len(opened.journals))
         self._buried = 0  # ledgers buried since the last `free`; flusher only
         self._bury_failure = ""  # flusher only
         self._threads = threads
-        self._on_failed = on_failed
-        self._writer = JournalWriter(
-            opened.journal,
-            options.journal_group_bytes_max,
-            on_durable=lambda upto, mark: post(_Durable(upto, mark)),
-            on_refused=lambda reason: post(PersistRefused(reason)),
-        )
-        self._line: Line[Submitted]
         self._readers: WorkerPool
         self._lister: WorkerPool
         self._flusher: WorkerPool
@@ -164,37 +86,40 @@ class BookieDisk:
 
     def start(self) -> None:
         threads, on_failed = self._threads, self._on_failed
-        self._line = threads.line("journal", self._writer.work, on_failed)
+        self._journals.start(threads, on_failed)
         self._readers = threads.pool("read", _READERS, on_failed)
         self._lister = threads.pool("list", 1, on_failed)  # a list may take seconds: reads do not wait for it
         self._flusher = threads.pool("flush", 1, on_failed)
         self._preparer = threads.pool("prepare", 1, on_failed)
-        self._prepare()
+        for journal in range(len(self._journals.durable)):
+            self._prepare(journal)
 
     # ---- called on the event loop ------------------------------------------------------------------------------------
 
     def persist(self, token: int, records: Records) -> None:
         """Queue records for the next `submit`."""
-        self.submitted.append((token, records, self._epoch))
+        self._journals.persist(token, records)
+
+    @property
+    def has_submitted(self) -> bool:
+        """Whether records are queued for the next `submit`."""
+        return self._journals.has_submitted
 
     def submit(self) -> None:
-        """Give the queued records to the journal writer."""
-        self._line.put(self.submitted)
-        self.submitted = []
+        """Give the queued records to the writers of the journals."""
+        self._journals.submit()
 
     def heard(self, fact: Any) -> Any:
         """Translate a result that a disk thread posted to the loop into a fact for the state machine `Bookie`.
 
         None: there is nothing for it to handle.
         """
-        if isinstance(fact, _Durable):
-            if fact.mark.file != self._durable.file:
-                self._prepare()
-            self._durable = fact.mark
+        if isinstance(fact, GroupDurable):
+            if self._journals.moved(fact):
+                self._prepare(fact.journal)
             return Persisted(fact.upto) if fact.upto >= 0 else None
         if isinstance(fact, PersistRefused):
-            self.submitted = []
-            self._epoch += 1
+            self._journals.refused(fact.journal)
         return fact
 
     def fetch(self, fetch: Fetch) -> None:
@@ -211,13 +136,13 @@ class BookieDisk:
         self._readers.submit(self._space, on_done)
 
     def flush(self, flush: Flush) -> None:
-        """Start a flush. Its mark is that of the last token the machine knew as durable at the first request.
+        """Start a flush. Its marks are those of the last tokens the machine knew as durable at the first request.
 
-        Everything before the mark is in this flush or an earlier one; a repeated flush holds nothing newer.
+        Everything before the marks is in this flush or an earlier one; a repeated flush holds nothing newer.
         """
         if flush.number != self._flush_number:
-            self._flush_number, self._flush_mark = flush.number, self._durable
-        self._flusher.submit(self._flush, flush, self._flush_mark)
+            self._flush_number, self._flush_marks = flush.number, self._journals.durable
+        self._flusher.submit(self._flush, flush, self._flush_marks)
 
     def bury(self, bury: MarkLedgersDeleted) -> None:
         """Record ledgers as deleted, after earlier flushes."""
@@ -246,34 +171,35 @@ class BookieDisk:
 
     @property
     def is_checkpoint_due(self) -> bool:
-        """Whether journal_files_max journal files need a checkpoint."""
-        return self._durable.file - self._checkpointed.file >= self._options.journal_files_max
+        """Whether journal_files_max files of a journal need a checkpoint."""
+        behind = [end.file - mark.file for end, mark in zip(self._journals.durable, self._checkpointed, strict=True)]
+        return max(behind) >= self._options.journal_files_max
 
     @property
     def has_unflushed(self) -> bool:
-        """Whether the journal has groups after the last checkpoint."""
-        return self._durable.group != self._checkpointed.group
+        """Whether a journal has groups after the last checkpoint."""
+        ends = zip(self._journals.durable, self._checkpointed, strict=True)
+        return any(end.group != mark.group for end, mark in ends)
 
-    async def stop_journal(self) -> None:
+    async def stop_journals(self) -> None:
         """Return when all submitted records are durable."""
-        if self.submitted:
-            self.submit()
-        self._line.stop()
-        await self._line.ended()
+        self.submit()
+        self._journals.stop()
+        await self._journals.ended()
 
     async def abandon(self) -> None:
         """After a failure: start no work, wait for running work; then no file is in use."""
         self._stopped = True
-        workers = (self._line, self._readers, self._lister, self._preparer, self._flusher)
+        workers = (self._journals, self._readers, self._lister, self._preparer, self._flusher)
         for worker in workers:
             worker.stop()
         for worker in workers:
             await worker.ended()
 
     async def close(self) -> None:
-        """Close all files. Call it after `stop_journal` and the last `Flushed`."""
+        """Close all files. Call it after `stop_journals` and the last `Flushed`."""
         await self.abandon()
-        self._journal.close()
+        self._journals.close()
         self._dirs.close()
 
     # ---- in the workers ----------------------------------------------------------------------------------------------
@@ -326,17 +252,17 @@ class BookieDisk:
             space = self._dirs.space()
         self._threads.to_loop(on_done, space)
 
-    def _flush(self, flush: Flush, mark: JournalMark) -> None:
+    def _flush(self, flush: Flush, marks: JournalMarks) -> None:
         try:
-            self._dirs.flush(flush.entries, flush.rows, mark)
+            self._dirs.flush(flush.entries, flush.rows, marks)
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
             self._post(Flushed(f"no space for a checkpoint: {error.strerror}"))
             return
-        self._checkpointed = self._dirs.mark
+        self._checkpointed = self._dirs.marks(len(marks))
         self._post(Flushed())
-        self._journal.release(self._checkpointed)
+        self._journals.release(self._checkpointed)
         self._merge()
 
     def _bury(self, bury: MarkLedgersDeleted) -> None:
@@ -387,25 +313,15 @@ class BookieDisk:
             if error.errno not in NO_SPACE:
                 raise
 
-    def _prepare(self) -> None:
-        self._preparer.submit(self._prepare_files)
+    def _prepare(self, journal: int) -> None:
+        self._preparer.submit(self._prepare_files, journal)
 
-    def _prepare_files(self) -> None:
+    def _prepare_files(self, journal: int) -> None:
         try:
-            self._journal.prepare(_AHEAD)
+            self._journals.prepare(journal, _AHEAD)
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
 
     def _look_at_space(self) -> None:
         self._post(SpaceSeen(self.free_bytes()))
-
-
-class _Durable:
-    """Fact: a group is durable: tokens up to `upto` (-1: none), journal up to `mark`."""
-
-    __slots__ = ("mark", "upto")
-
-    def __init__(self, upto: int, mark: JournalMark) -> None:
-        self.upto = upto
-        self.mark = mark

@@ -1,8 +1,9 @@
-"""A bookie's storage: its ledger directories, its journal, and the replay of the journal at a start.
+"""A bookie's storage: its ledger directories, its journals, and their replay at a start.
 
 Invariants:
 - A journal file is reused only when the marks of all ledger directories are past it.
-- A start writes nothing to the journal before a checkpoint has moved all marks to the new, empty file.
+- A start writes nothing to a journal before a checkpoint has moved all marks to the new, empty files. So all records of
+  a ledger after the marks are in one journal, also if the number of journals was another one before the start.
 """
 
 from __future__ import annotations
@@ -13,12 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from fastcrc.crc32 import iscsi as crc32c
-
 from dlog.bookie.cache import Half
 from dlog.bookie.events import JournalReplayed, MergeFailed, StorageDamaged
 from dlog.bookie.index import LedgerRow
-from dlog.bookie.journal import Damage, Group, JournalDamaged, JournalMark
+from dlog.bookie.journal import Damage, Group, JournalDamaged, JournalMarks, journal_owner, padded
 from dlog.bookie.journal_replay import Restored
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DamagedError, UnavailableError
@@ -73,14 +72,15 @@ class LedgerDirs:
         seen = {space.device: space for space in [directory.space() for directory in self._dirs]}.values()
         return sum(space.total_bytes for space in seen), sum(space.free_bytes for space in seen)
 
-    def flush(self, entries: Half, rows: Iterable[LedgerRow], mark: JournalMark, *, limbo: bool = False) -> None:
+    def flush(self, entries: Half, rows: Iterable[LedgerRow], marks: JournalMarks, *, limbo: bool = False) -> None:
         """See LedgerDir.flush. After NO_SPACE repeat it, even if some directories were flushed."""
         count = len(self._dirs)
         rows = list(rows)
         for number, directory in enumerate(self._dirs):
             share = entries if count == 1 else {k: v for k, v in entries.items() if k % count == number}
             states = [row for row in rows if row.ledger % count == number]
-            directory.flush(share, states, max(mark, directory.manifest.mark), limbo=limbo)
+            own = padded(directory.manifest.marks, len(marks))
+            directory.flush(share, states, tuple(map(max, marks, own)), limbo=limbo)
 
     def merge_runs(self, tell: Tell) -> None:
         """Merge index runs where there are enough; damage is reported and stops nothing."""
@@ -172,18 +172,19 @@ class LedgerDirs:
         for directory in self._dirs:
             yield from directory.gone
 
-    @property
-    def mark(self) -> JournalMark:
-        """Where a replay of the journal begins."""
-        return min(directory.manifest.mark for directory in self._dirs)
+    def marks(self, journals: int) -> JournalMarks:
+        """Where a replay of each of so many journals begins."""
+        own = [padded(directory.manifest.marks, journals) for directory in self._dirs]
+        return tuple(min(marks) for marks in zip(*own, strict=True))
 
     @property
     def limbo(self) -> bool:
         return any(directory.manifest.limbo for directory in self._dirs)
 
-    def has(self, ledger: int, group: int) -> bool:
-        """Whether the ledger's records of this journal group were flushed already."""
-        return group <= self._of(ledger).manifest.mark.group
+    def has(self, ledger: int, journal: int, group: int) -> bool:
+        """Whether the ledger's records of this group of a journal were flushed already."""
+        marks = self._of(ledger).manifest.marks
+        return journal < len(marks) and group <= marks[journal].group
 
     def close(self) -> None:
         for directory in self._dirs:
@@ -195,12 +196,23 @@ class LedgerDirs:
 
 @dataclass(slots=True)
 class OpenedStorage:
-    """Storage ready to serve: everything replayed is in the index, the journal is at a new file."""
+    """Storage ready to serve: everything replayed is in the index, each journal is at a new file."""
 
-    journal: JournalFiles
+    journals: tuple[JournalFiles, ...]
     dirs: LedgerDirs
     rows: list[LedgerRow]
     limbo: bool
+
+    @property
+    def marks(self) -> JournalMarks:
+        """The durable end of each journal."""
+        return tuple(journal.mark for journal in self.journals)
+
+    def close(self) -> None:
+        """Close all files."""
+        for journal in self.journals:
+            journal.close()
+        self.dirs.close()
 
 
 def open_storage(
@@ -211,12 +223,17 @@ def open_storage(
     tell: Tell,
     random_bits: Callable[[int], int] = secrets.randbits,
 ) -> OpenedStorage:
-    """Load the directories, replay the journal, make a checkpoint. Blocks. random_bits: see JournalFiles.
+    """Load the directories, replay the journals, make a checkpoint. Blocks. random_bits: see JournalFiles.
 
-    Raises DamagedError (JournalDamaged with file and offset, unless options.salvage), UnavailableError if the disk is
-    too full to start, OSError.
+    Raises DamagedError (JournalDamaged with file and offset, unless options.salvage; ForeignJournalError),
+    UnavailableError if the disk is too full to start, OSError.
     """
-    journal = JournalFiles(disk, paths.journal, crc32c(bookie.encode()), options.journal_file_bytes, random_bits)
+    journals = tuple(
+        JournalFiles(disk, directory, journal_owner(bookie, number), options.journal_file_bytes, random_bits)
+        for number, directory in enumerate(paths.journals)
+    )
+    for journal in journals:
+        journal.check_owner()
     dirs = LedgerDirs(
         disk,
         paths.ledgers,
@@ -226,16 +243,17 @@ def open_storage(
     )
 
     def give_room() -> None:
-        journal.drop_spares()
+        for journal in journals:
+            journal.drop_spares()
         dirs.give_up_reserves()
 
     restored = Restored(dirs.load(tell))
     limbo = dirs.limbo
 
-    def on_damage(damage: Damage) -> None:
+    def on_damage(directory: str, damage: Damage) -> None:
         nonlocal limbo
         text = (
-            f"the journal is damaged in a part that was durable: dir={paths.journal} file={damage.file:016x} "
+            f"the journal is damaged in a part that was durable: dir={directory} file={damage.file:016x} "
             f"offset={damage.offset} group={damage.group}"
         )
         if not options.salvage:
@@ -246,34 +264,42 @@ def open_storage(
         limbo = True
         tell(StorageDamaged(text))
 
-    after = dirs.mark
+    after = list(dirs.marks(len(journals)))
     groups = 0
-    for group in journal.replay(after, on_damage):
-        groups += 1
-        _apply(group, dirs, restored, salvage=limbo)
-        after = group.end
-        if restored.bytes >= options.write_cache_bytes:
-            _with_room(give_room, paths, partial(dirs.flush, *restored.take(), after, limbo=limbo))
-    mark = _with_room(give_room, paths, partial(journal.start, max(after, dirs.mark)))
-    _with_room(give_room, paths, partial(dirs.flush, *restored.take(), mark, limbo=limbo))
-    journal.release(dirs.mark)
+    for number, journal in enumerate(journals):
+        for group in journal.replay(after[number], partial(on_damage, paths.journals[number])):
+            groups += 1
+            _apply(number, group, dirs, restored, salvage=limbo)
+            after[number] = group.end
+            if restored.bytes >= options.write_cache_bytes:
+                _with_room(give_room, paths, partial(dirs.flush, *restored.take(), tuple(after), limbo=limbo))
+    for journal, end in zip(journals, map(max, after, dirs.marks(len(journals))), strict=True):
+        _with_room(give_room, paths, partial(journal.start, end))
+    opened = OpenedStorage(journals, dirs, list(restored.rows.values()), limbo)
+    _with_room(give_room, paths, partial(dirs.flush, *restored.take(), opened.marks, limbo=limbo))
+    for journal, mark in zip(journals, dirs.marks(len(journals)), strict=True):
+        journal.release(mark)
     dirs.hold_reserves()
     tell(JournalReplayed(groups, restored.adds, len(restored.rows)))
-    return OpenedStorage(journal, dirs, list(restored.rows.values()), limbo)
+    return opened
 
 
 @dataclass(frozen=True, slots=True)
 class StoragePaths:
-    """Absolute paths of the journal and ledger directories."""
+    """Absolute paths of the journal and ledger directories, in order."""
 
-    journal: str
+    journals: tuple[str, ...]
     ledgers: tuple[str, ...]
 
+    @property
+    def all(self) -> tuple[str, ...]:
+        return (*self.journals, *self.ledgers)
 
-def _apply(group: Group, dirs: LedgerDirs, restored: Restored, *, salvage: bool) -> None:
+
+def _apply(journal: int, group: Group, dirs: LedgerDirs, restored: Restored, *, salvage: bool) -> None:
     for record in group.records:
         ledger = int.from_bytes(record.payload[:8], "big", signed=True)
-        if not dirs.is_gone(ledger) and not dirs.has(ledger, group.number):
+        if not dirs.is_gone(ledger) and not dirs.has(ledger, journal, group.number):
             restored.apply(record, salvage=salvage)
 
 
@@ -291,6 +317,5 @@ def _with_room(give_room: Callable[[], None], paths: StoragePaths, work: Callabl
         if error.errno not in NO_SPACE:
             raise
         raise UnavailableError(
-            f"the disk is too full to start, no data is lost; free space and start again: journal={paths.journal} "
-            f"ledgers={','.join(paths.ledgers)}"
+            f"the disk is too full to start, no data is lost; free space and start again: dirs={','.join(paths.all)}"
         ) from error

@@ -22,6 +22,7 @@ from dlog.bookie.journal import (
     BLOCK,
     HEADER_BYTES,
     Damage,
+    ForeignJournalError,
     Group,
     GroupAllocator,
     JournalDamaged,
@@ -42,8 +43,8 @@ _NAME = re.compile("(journal|spare)-([0-9a-f]{16})")  # other files in the direc
 class JournalFiles:
     """The files of one journal directory.
 
-    owner: a number of the bookie, stored in every header. random_bits: draws the headers' nonces. `write`, `prepare`
-    and `release` are each called by one thread; before `start` only `replay` may be called.
+    owner: a number of the bookie and the journal, stored in every header. random_bits: draws the headers' nonces.
+    `write`, `prepare` and `release` are each called by one thread; before `start` only `check_owner` and `replay` are.
     """
 
     def __init__(
@@ -82,8 +83,22 @@ class JournalFiles:
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
+    def check_owner(self) -> None:
+        """Raises ForeignJournalError if a file has another owner. Damage is left to `replay`."""
+        for file_id in sorted(self._ids):
+            file = self._disk.open(self._path(file_id))
+            try:
+                seed_of(file.pread(HEADER_BYTES, 0), file_id, self._owner, file.size())
+            except JournalDamaged:
+                pass
+            except ForeignJournalError as error:
+                raise ForeignJournalError(f"{error.message} dir={self._directory}") from error
+            finally:
+                file.close()
+
     def replay(self, mark: JournalMark, on_damage: Callable[[Damage], None]) -> Iterator[Group]:
-        """Groups after `mark`; see dlog/bookie/journal.py. A damaged header is damage of the whole file."""
+        """Groups after `mark`; see dlog/bookie/journal.py. A damaged header is damage of the whole file. Raises
+        ForeignJournalError."""
         files: list[JournalFile] = []
         opened: list[File] = []
         for file_id in sorted(i for i in self._ids if i >= mark.file):
@@ -163,13 +178,23 @@ class JournalFiles:
         for file_id in checkpointed:
             path = self._path(file_id)
             with self._lock:
-                if len(self._spares) < _SPARES_MAX:
-                    name = f"spare-{file_id:016x}"
+                name = f"spare-{file_id:016x}"
+                if len(self._spares) < _SPARES_MAX and name not in self._spares:
                     self._disk.rename(path, f"{self._directory}/{name}")
                     self._spares.append(name)
                 else:
                     self._disk.unlink(path)
                 self._ids.discard(file_id)
+
+    def drop_checkpointed(self) -> None:
+        """Delete all files but the one that `start` opened: the journal is empty, durably. Call it before the first
+        `write` and `prepare`, when a checkpoint is past the others. Raises OSError."""
+        current = self.mark.file
+        for file_id in sorted(self._ids - {current}):
+            self._disk.unlink(self._path(file_id))
+        self._ids = {current}
+        self.drop_spares()
+        self._disk.sync_dir(self._directory)
 
     def drop_spares(self) -> None:
         """Delete spare files, for a start on a full disk."""

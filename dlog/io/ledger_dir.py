@@ -31,7 +31,7 @@ from dlog.bookie.entry_log import (
 )
 from dlog.bookie.id_set import IdSet, decode_id_set
 from dlog.bookie.index import EntryLocation, LedgerRow, pack_location
-from dlog.bookie.journal import JournalMark
+from dlog.bookie.journal import JournalMarks, padded
 from dlog.bookie.manifest import LogFile, Manifest, decode, encode
 from dlog.errors import DamagedError
 from dlog.io.disk import BLOCK_BYTES, Disk, DiskSpace, File, read_file, replace_file
@@ -232,23 +232,26 @@ class LedgerDir:
 
     # ---- flushing ----------------------------------------------------------------------------------------------------
 
-    def flush(self, entries: Half, rows: Iterable[LedgerRow], mark: JournalMark, *, limbo: bool = False) -> None:
-        """Make entries and ledger states durable and move the journal mark; then lookups find them.
+    def flush(self, entries: Half, rows: Iterable[LedgerRow], marks: JournalMarks, *, limbo: bool = False) -> None:
+        """Make entries and ledger states durable and move the marks of the journals; then lookups find them.
 
-        limbo: set the limbo flag for good. Raises OSError; after NO_SPACE nothing has changed: repeat the flush.
+        marks: of all journals of the bookie. limbo: set the limbo flag for good. Raises OSError; after NO_SPACE nothing
+        has changed: repeat the flush.
         """
         old = self.manifest
-        assert mark >= old.mark, "the journal mark never moves backwards"
+        assert all(mark >= before for mark, before in zip(marks, padded(old.marks, len(marks)), strict=True)), (
+            "the marks of journals never move backwards"
+        )
         rows = [row for row in rows if row.ledger not in self.gone]
         if self.gone:
             entries = {ledger: held for ledger, held in entries.items() if ledger not in self.gone}
         limbo = limbo or old.limbo
         if not entries and not rows:
-            if mark != old.mark or limbo != old.limbo:
-                self._install(replace(old, mark=mark, limbo=limbo))
+            if marks != old.marks or limbo != old.limbo:
+                self._install(replace(old, marks=marks, limbo=limbo))
             return
         locations: list[tuple[int, bytes]] = []
-        new = replace(old, mark=mark, limbo=limbo)
+        new = replace(old, marks=marks, limbo=limbo)
         if entries:
             logs = old.logs
             if logs and logs[-1].length < self._entry_log_bytes and not logs[-1].length % BLOCK_BYTES:
@@ -393,7 +396,7 @@ class LedgerDir:
             self._damaged_logs.add(victim.log.log)
             raise
         if entries:
-            self.flush(entries, (), self.manifest.mark)
+            self.flush(entries, (), self.manifest.marks)
             victim.left_bytes = max(0, victim.left_bytes - size)
             self._victim = victim  # a failed step forgets it: the log is then scanned again from its start
         else:

@@ -12,6 +12,7 @@ from dlog.bookie.options import BookieOptions
 from dlog.events import Event
 from dlog.io.bookie_dirs import check_cookies, lock_dirs, paths_of
 from dlog.io.bookie_store import OpenedStorage, open_storage
+from dlog.io.journal_removal import remove_journals
 from dlog.io.threads import Threads
 from dlog.model.ids import BookieId
 from tests.crashpoints.station import PATHS, Station
@@ -22,7 +23,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 OPTIONS = BookieOptions(
-    journal_dir=PATHS.journal,
+    journal_dirs=",".join(PATHS.journals),
     ledger_dirs=",".join(PATHS.ledgers),
     journal_file_bytes=16 * 1024,
     entry_log_bytes=400,
@@ -56,9 +57,13 @@ def begin(
     """Start the bookie. Raises the error of a bookie that must not serve."""
     dirs = lock_dirs(paths_of(options, disk), disk)
     try:
-        stepped(check_cookies(dirs, bookie, metadata, cast(Threads, _Here())))
+        threads = cast(Threads, _Here())
+        cookie = stepped(check_cookies(dirs, bookie, metadata, threads))
         events: list[Event] = []
-        opened: OpenedStorage = open_storage(disk, options, dirs.paths, bookie, events.append)
+        opened: OpenedStorage = open_storage(disk, options, dirs.stored, bookie, events.append)
+        if dirs.left_out:
+            stepped(remove_journals(dirs, opened, cookie, metadata, threads))
+            opened = open_storage(disk, options, dirs.stored, bookie, events.append)
         return Station(disk, options, opened, events)
     finally:
         dirs.close()

@@ -62,9 +62,9 @@ class Script:
         self.history = history
         self.rng = rng
         self.may_refuse = may_refuse
-        self._lacs_asked: list[tuple[int, int]] = []  # in the order in which they are answered
+        self._lacs_asked: dict[int, list[int]] = {}  # numbers by ledger, in the order in which they are answered
         self._refused: set[tuple[int, int]] = set()
-        self._forces_asked: list[list[tuple[int, int]]] = []  # entries that each must make durable
+        self._forces_asked: dict[int, list[list[tuple[int, int]]]] = {}  # entries that each must make durable
 
     def add(self, ledger: int, entry: int, body: bytes | None = None) -> None:
         if body is None:
@@ -81,12 +81,13 @@ class Script:
     def write_lac(self, ledger: int, lac: int) -> None:
         number = self.history.lacs_sent.get(ledger, 0)
         self.history.lacs_sent[ledger] = number + 1
-        self._lacs_asked.append((ledger, number))
+        self._lacs_asked.setdefault(ledger, []).append(number)
         self.station.ask(write_lac(ledger, lac, struct.pack(">I", number)))
         self.note()
 
     def force(self, ledger: int) -> None:
-        self._forces_asked.append([sent for sent in self.history.sent if sent[0] == ledger])
+        before = [sent for sent in self.history.sent if sent[0] == ledger]
+        self._forces_asked.setdefault(ledger, []).append(before)
         self.station.ask(ForceLedger(LedgerId(ledger)))
         self.note()
 
@@ -98,8 +99,8 @@ class Script:
         known = self.station.machine.known()
         self.history.buried += [(len(disk.operations), ledger) for ledger in ledgers if ledger not in known]
 
-    def commit(self) -> None:
-        self.station.commit()
+    def commit(self, *journals: int) -> None:
+        self.station.commit(*journals)
         self.note()
 
     def note(self) -> None:
@@ -118,13 +119,13 @@ class Script:
                 else:
                     assert self.may_refuse and answer.code is Code.IO_ERROR, answer
             elif isinstance(answer, LacWritten):
-                ledger, number = self._lacs_asked.pop(0)
+                number = self._lacs_asked[answer.ledger].pop(0)
                 if answer.code is Code.OK:
-                    self.history.lacs.append((now, ledger, number))
+                    self.history.lacs.append((now, answer.ledger, number))
                 else:
                     assert self.may_refuse and answer.code is Code.READ_ONLY, answer
             elif isinstance(answer, LedgerForced):
-                forced = self._forces_asked.pop(0)
+                forced = self._forces_asked[answer.ledger].pop(0)
                 if answer.code is Code.OK:
                     self.history.added += [(now, *entry) for entry in forced if entry not in self._refused]
                 else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,8 @@ import pytest
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.cache import Half
 from dlog.bookie.index import LedgerRow, MergeSource
-from dlog.bookie.journal import JournalMark, Kind, Record
+from dlog.bookie.journal import JournalMark, JournalMarks, Kind, Record, padded
+from dlog.bookie.journal_queues import JournalQueues, LacWaiting, Waiting
 from dlog.bookie.journal_replay import Restored
 from dlog.bookie.ledgers import Ledger
 from dlog.bookie.manifest import LogFile
@@ -23,7 +24,8 @@ from dlog.io.disk import Disk, replace_file
 from dlog.io.journal_files import JournalFiles
 from dlog.io.ledger_dir import LedgerDir
 from dlog.io.reserve import SpaceReserve
-from dlog.machine import Peer, Send
+from dlog.machine import Peer, Persisted, Send
+from dlog.model.ids import LedgerId
 from dlog.wire.bookie import Code, EntryAdded, EntryRead, ReadEntry
 from dlog.wire.bookie_v3_messages import ForceLedger, LacWritten, LedgerForced, WriteLac
 from tests.crashpoints.station import Station
@@ -102,9 +104,9 @@ def _checkpoint_forgets_fences(patch: Patch) -> None:
     flush = LedgerDirs.flush
 
     def forgetful(
-        dirs: LedgerDirs, entries: Half, rows: Iterable[LedgerRow], mark: JournalMark, *, limbo: bool = False
+        dirs: LedgerDirs, entries: Half, rows: Iterable[LedgerRow], marks: JournalMarks, *, limbo: bool = False
     ) -> None:
-        flush(dirs, entries, [row._replace(fenced=False) for row in rows], mark, limbo=limbo)
+        flush(dirs, entries, [row._replace(fenced=False) for row in rows], marks, limbo=limbo)
 
     patch.setattr(LedgerDirs, "flush", forgetful)
 
@@ -113,9 +115,9 @@ def _checkpoint_forgets_keys(patch: Patch) -> None:
     flush = LedgerDirs.flush
 
     def forgetful(
-        dirs: LedgerDirs, entries: Half, rows: Iterable[LedgerRow], mark: JournalMark, *, limbo: bool = False
+        dirs: LedgerDirs, entries: Half, rows: Iterable[LedgerRow], marks: JournalMarks, *, limbo: bool = False
     ) -> None:
-        flush(dirs, entries, [row._replace(master_key=b"") for row in rows], mark, limbo=limbo)
+        flush(dirs, entries, [row._replace(master_key=b"") for row in rows], marks, limbo=limbo)
 
     patch.setattr(LedgerDirs, "flush", forgetful)
 
@@ -161,10 +163,10 @@ def _mark_runs_ahead(patch: Patch) -> None:
     flush = LedgerDirs.flush
 
     def early(
-        dirs: LedgerDirs, entries: Half, rows: Iterable[LedgerRow], mark: JournalMark, *, limbo: bool = False
+        dirs: LedgerDirs, entries: Half, rows: Iterable[LedgerRow], marks: JournalMarks, *, limbo: bool = False
     ) -> None:
-        flush(dirs, {}, [], mark, limbo=limbo)
-        flush(dirs, entries, rows, mark, limbo=limbo)
+        flush(dirs, {}, [], marks, limbo=limbo)
+        flush(dirs, entries, rows, marks, limbo=limbo)
 
     patch.setattr(LedgerDirs, "flush", early)
 
@@ -175,7 +177,7 @@ def _mark_is_taken_when_it_is_written(patch: Patch) -> None:
     init = Station._flush_one
 
     def late(station: Station) -> bool:
-        station.flushes[0] = (station.flushes[0][0], station.opened.journal.mark)
+        station.flushes[0] = (station.flushes[0][0], station.opened.marks)
         return init(station)
 
     patch.setattr(Station, "_flush_one", late)
@@ -188,7 +190,11 @@ def _files_are_given_free_too_early(patch: Patch) -> None:
 
 def _replay_begins_at_the_newest_mark(patch: Patch) -> None:
     """Of the marks of the directories, the newest is used instead of the oldest."""
-    patch.setattr(LedgerDirs, "mark", property(lambda dirs: max(d.manifest.mark for d in dirs._dirs)))
+    patch.setattr(
+        LedgerDirs,
+        "marks",
+        lambda dirs, count: tuple(map(max, zip(*(padded(d.manifest.marks, count) for d in dirs._dirs), strict=True))),
+    )
 
 
 def _failed_sync_is_tried_again(patch: Patch) -> None:
@@ -416,6 +422,52 @@ def _force_is_answered_at_once(patch: Patch) -> None:
     patch.setattr(Bookie, "_force", hasty)
 
 
+def _only_the_first_journal_is_replayed(patch: Patch) -> None:
+    replay = JournalFiles.replay
+
+    def short(files: JournalFiles, mark: JournalMark, on_damage: Any) -> Any:
+        return replay(files, mark, on_damage) if files._directory == "/journal" else iter(())
+
+    patch.setattr(JournalFiles, "replay", short)
+
+
+def _all_journals_have_the_marks_of_the_first(patch: Patch) -> None:
+    marks = LedgerDirs.marks
+    patch.setattr(LedgerDirs, "marks", lambda dirs, count: marks(dirs, 1) * count)
+
+
+def _groups_are_compared_with_the_first_mark(patch: Patch) -> None:
+    has = LedgerDirs.has
+    patch.setattr(LedgerDirs, "has", lambda dirs, ledger, journal, group: has(dirs, ledger, 0, group))
+
+
+def _a_fence_goes_to_another_journal(patch: Patch) -> None:
+    append = JournalQueues.append
+
+    def lost(queues: JournalQueues, w: Waiting) -> int:
+        if w.stored is not None or isinstance(w, LacWaiting):
+            return append(queues, w)
+        ledger = w.ledger
+        w.ledger = replace(ledger, ledger=LedgerId(ledger.ledger + 1))
+        token = append(queues, w)
+        w.ledger = ledger
+        return token
+
+    patch.setattr(JournalQueues, "append", lost)
+
+
+def _a_durable_group_counts_for_all_journals(patch: Patch) -> None:
+    persisted = Bookie._persisted
+
+    def hasty(machine: Bookie, fact: Persisted, out: list[Any]) -> None:
+        for journal in range(machine._waiting.journals):
+            queue = machine._waiting.queue_of(journal)
+            if queue:
+                persisted(machine, Persisted(queue[-1].token), out)
+
+    patch.setattr(Bookie, "_persisted", hasty)
+
+
 MUTANTS = [
     Mutant("answered before the sync", "J1", _answered_before_the_sync),
     Mutant("names are not synced", "J1", _names_are_not_synced),
@@ -469,6 +521,16 @@ MUTANTS = [
             ("checkpoint forgets explicit LACs", "J14", _checkpoint_forgets_explicit_lacs),
             ("explicit LAC is answered at once", "J14", _explicit_lac_is_answered_at_once),
             ("force is answered before the sync", "J15", _force_is_answered_at_once),
+        )
+    ],
+    *[
+        Mutant(name, invariant, plant, story="apart")
+        for name, invariant, plant in (
+            ("only the first journal is replayed", "J3", _only_the_first_journal_is_replayed),
+            ("all journals have the marks of the first", "J6", _all_journals_have_the_marks_of_the_first),
+            ("groups are compared with the first journal's mark", "J3", _groups_are_compared_with_the_first_mark),
+            ("a fence goes to another journal", "J2", _a_fence_goes_to_another_journal),
+            ("a durable group counts for all journals", "J1", _a_durable_group_counts_for_all_journals),
         )
     ],
     Mutant("no room is answered as done", "J10", _no_room_is_answered_as_done, "room"),

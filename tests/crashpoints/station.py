@@ -37,7 +37,8 @@ from dlog.wire.bookie_v3_messages import WriteLac
 from tests.simulation.disk import Image, SimulatedDisk
 
 KEY = b"k" * 20
-PATHS = StoragePaths("/journal", ("/ledgers0", "/ledgers1"))
+PATHS = StoragePaths(("/journal",), ("/ledgers0", "/ledgers1"))
+TWO_JOURNALS = StoragePaths(("/journal", "/journal1"), PATHS.ledgers)
 
 
 def packet(ledger: int, entry: int, body: bytes = b"", lac: int | None = None) -> bytes:
@@ -74,17 +75,27 @@ class Station:
         options: BookieOptions,
         opened: OpenedStorage | None = None,
         events: list[Event] | None = None,
+        *,
+        paths: StoragePaths = PATHS,
     ) -> None:
-        """opened: storage that the caller has opened already, with its `events`."""
+        """opened: storage that the caller has opened already, with its `events`; else it is opened at `paths`."""
         self.disk = disk
         self.events: list[Event] = [] if events is None else events
-        self.opened = opened or open_storage(disk, options, PATHS, "bookie:1", self.events.append)
-        self.machine = Bookie(options, self.opened.rows, limbo=self.opened.limbo, gone=self.opened.dirs.gone())
+        self.opened = opened or open_storage(disk, options, paths, "bookie:1", self.events.append)
+        self.journals = len(self.opened.journals)
+        self.machine = Bookie(
+            options,
+            self.opened.rows,
+            limbo=self.opened.limbo,
+            gone=self.opened.dirs.gone(),
+            journals=self.journals,
+        )
         self.answers: list[tuple[Any, Any]] = []
         self.waiting: list[tuple[int, tuple[Record, ...]]] = []
         self.timers: dict[Token, float] = {}
         self.flushes: list[tuple[Flush | MarkLedgersDeleted, Any]] = []
-        self._mark = self._flush_mark = self.opened.journal.mark
+        self._marks = list(self.opened.marks)
+        self._flush_marks = self.opened.marks
         self._flush_number = 0
 
     def handle(self, fact: Any) -> None:
@@ -97,8 +108,8 @@ class Station:
                 self._fetch(effect)
             elif isinstance(effect, Flush):
                 if effect.number != self._flush_number:
-                    self._flush_number, self._flush_mark = effect.number, self._mark
-                self.flushes.append((effect, self._flush_mark))
+                    self._flush_number, self._flush_marks = effect.number, tuple(self._marks)
+                self.flushes.append((effect, self._flush_marks))
             elif isinstance(effect, MarkLedgersDeleted):
                 self.flushes.append((effect, None))
             elif isinstance(effect, ListStored):
@@ -124,25 +135,32 @@ class Station:
         for key in timers:
             self.handle(TimerFired(key, 0.0))
 
-    def commit(self) -> None:
-        """Do the journal thread's work: write one group of everything that waits."""
-        if self.waiting:
-            waiting, self.waiting = self.waiting, []
+    def commit(self, *journals: int) -> None:
+        """Do the work of the threads of these journals, of all if none is named: write one group of everything that
+        waits for it."""
+        for journal in journals or range(self.journals):
+            waiting = [one for one in self.waiting if one[0] % self.journals == journal]
+            if not waiting:
+                continue
+            self.waiting = [one for one in self.waiting if one[0] % self.journals != journal]
             try:
-                self._mark = self.opened.journal.write([record for _, records in waiting for record in records])
+                self._marks[journal] = self.opened.journals[journal].write(
+                    [record for _, records in waiting for record in records]
+                )
             except OSError as error:
                 if error.errno not in NO_SPACE:
                     raise
-                self.handle(PersistRefused(str(error)))
-                return
+                self.handle(PersistRefused(str(error), journal))
+                continue
             self.handle(Persisted(waiting[-1][0]))
 
     def mark_idle(self) -> None:
-        try:
-            self._mark = self.opened.journal.write([])
-        except OSError as error:
-            if error.errno not in NO_SPACE:
-                raise
+        for number, journal in enumerate(self.opened.journals):
+            try:
+                self._marks[number] = journal.write([])
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
 
     def checkpoint(self) -> None:
         self.handle(CheckpointDue())
@@ -169,12 +187,16 @@ class Station:
         while self.flushes:
             if not self._flush_one():
                 return
-            self.opened.journal.release(self.opened.dirs.mark)
+            self._release()
             try:
                 self.opened.dirs.merge_runs(self.events.append)
             except OSError as error:
                 if error.errno not in NO_SPACE:
                     raise
+
+    def _release(self) -> None:
+        for journal, mark in zip(self.opened.journals, self.opened.dirs.marks(self.journals), strict=True):
+            journal.release(mark)
 
     def flush_only(self) -> None:
         """Do the first part of a flush, during which the journal may go on."""
@@ -182,11 +204,11 @@ class Station:
             pass
 
     def _flush_one(self) -> bool:
-        flush, mark = self.flushes.pop(0)
+        flush, marks = self.flushes.pop(0)
         if isinstance(flush, MarkLedgersDeleted):
             return self._bury(flush)
         try:
-            self.opened.dirs.flush(flush.entries, flush.rows, mark)
+            self.opened.dirs.flush(flush.entries, flush.rows, marks)
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
@@ -206,11 +228,12 @@ class Station:
         return True
 
     def prepare(self) -> None:
-        try:
-            self.opened.journal.prepare()
-        except OSError as error:
-            if error.errno not in NO_SPACE:
-                raise
+        for journal in self.opened.journals:
+            try:
+                journal.prepare()
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
 
     def take_answers(self) -> list[Any]:
         taken, self.answers = self.answers, []
@@ -243,8 +266,8 @@ class Station:
             self.handle(Fetched(fetch.token, tuple(packets)))
 
 
-def fresh(options: BookieOptions, image: Image | None = None) -> Station:
-    return Station(SimulatedDisk(image), options)
+def fresh(options: BookieOptions, image: Image | None = None, paths: StoragePaths = PATHS) -> Station:
+    return Station(SimulatedDisk(image), options, paths=paths)
 
 
 def messages(answers: Iterable[Any], kind: type[Any]) -> list[Any]:

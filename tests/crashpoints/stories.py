@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from dlog.bookie.journal import BLOCK, encode_group
 from dlog.bookie.messages import CheckpointDue, SpaceSeen
 from dlog.bookie.options import BookieOptions
+from dlog.io.bookie_store import StoragePaths
 from tests.crashpoints.history import History, Script
-from tests.crashpoints.station import Station
+from tests.crashpoints.station import PATHS, TWO_JOURNALS, Station
 from tests.simulation.disk import SimulatedDisk
 
 SMALL = BookieOptions(
@@ -41,12 +42,15 @@ class Story:
     tell: Callable[[Script], None]
     options: BookieOptions = SMALL
     may_refuse: bool = False
+    paths: StoragePaths = PATHS
     samples: int = 0  # at least so many, for a script in which few of the states matter
 
     def live(self, seed: int, disk: SimulatedDisk | None = None) -> Script:
         """Run the script of one bookie from its first start, and return its history."""
         rng = random.Random(f"{self.name}/{seed}")
-        script = Script(Station(disk or SimulatedDisk(), self.options), History(), rng, may_refuse=self.may_refuse)
+        script = Script(
+            Station(disk or SimulatedDisk(), self.options, paths=self.paths), History(), rng, may_refuse=self.may_refuse
+        )
         self.tell(script)
         return script
 
@@ -257,6 +261,32 @@ def confirming(script: Script) -> None:
     station.checkpoint()
 
 
+def apart(script: Script) -> None:
+    """Two journals, each written at its own pace: adds, fences, explicit LACs and forces wait in one while the other
+    goes on, rolls and is checkpointed."""
+    rng, station = script.rng, script.station
+    entries = dict.fromkeys(range(1, 5), 0)
+    for step in range(12):
+        for ledger in rng.sample(range(1, 5), 2):
+            script.add(ledger, entries[ledger])
+            entries[ledger] += 1
+            if step % 4 == 2:
+                script.write_lac(ledger, step)
+        if step % 4 == 3:
+            script.fence(rng.choice((3, 4, 100 + step)))
+        if step % 3 == 1:
+            script.force(rng.randint(1, 2))
+        script.commit(*rng.choice(((0,), (1,), (0, 1))))
+        if step % 4 == 1:
+            station.handle(CheckpointDue())
+        if step % 4 == 3:
+            station.flush()  # of the state two steps ago
+        if rng.random() < 0.3:
+            station.prepare()
+    script.commit()
+    station.mark_idle()
+
+
 STORIES = [
     Story("mixed", mixed),
     Story("together", together),
@@ -269,4 +299,5 @@ STORIES = [
     Story("hostile", hostile, samples=40),
     Story("confirming", confirming, LOG_ROLLS),
     Story("filling", filling, may_refuse=True),
+    Story("apart", apart, paths=TWO_JOURNALS),
 ]

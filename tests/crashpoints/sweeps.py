@@ -12,12 +12,13 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 
+from dlog.bookie.journal import JournalMarks, padded
 from dlog.bookie.manifest import decode
 from dlog.bookie.messages import SpaceSeen
 from dlog.errors import DLogError, UnavailableError
 from tests.crashpoints.history import History, Script, judge
 from tests.crashpoints.states import states
-from tests.crashpoints.station import Station
+from tests.crashpoints.station import TWO_JOURNALS, Station
 from tests.crashpoints.stories import Story, mixed
 from tests.simulation.disk import Image, Name, SimulatedDisk, Write, all_kept, all_lost, coin
 
@@ -34,7 +35,7 @@ def sweep_power(story: Story, seed: int, samples: int = SAMPLES, share: float = 
     for after, image in states(script.station.disk, rng, max(samples, story.samples)):
         if share < 1 and rng.random() > share:
             continue
-        judge(Station(SimulatedDisk(image), story.options), script.history, after)
+        judge(Station(SimulatedDisk(image), story.options, paths=story.paths), script.history, after)
         counts["power cuts"] += 1
     return counts
 
@@ -48,10 +49,12 @@ def sweep_second_life(story: Story, seed: int, points: int = 3, samples: int = 1
     for after in rng.sample(range(len(disk.operations) // 3, len(disk.operations) + 1), points):
         image = disk.cut(after, coin(rng, 0.5))
         past = first.history.known_at(after)
-        second = Script(Station(SimulatedDisk(image), story.options), past, rng, may_refuse=story.may_refuse)
+        second = Script(
+            Station(SimulatedDisk(image), story.options, paths=story.paths), past, rng, may_refuse=story.may_refuse
+        )
         mixed(second, 3, 50_000)
         for again, left in states(second.station.disk, rng, samples):
-            judge(Station(SimulatedDisk(left), story.options), past, again)
+            judge(Station(SimulatedDisk(left), story.options, paths=story.paths), past, again)
             counts["power cuts in a second life"] += 1
     return counts
 
@@ -101,7 +104,7 @@ def sweep_syncs(story: Story, seed: int) -> Counter[str]:
         at = len(disk.operations)
         rng = random.Random(number)
         for image in (disk.image, disk.cut(at, all_kept), disk.cut(at, all_lost), disk.cut(at, coin(rng, 0.5))):
-            judge(Station(SimulatedDisk(image), story.options), past, at)
+            judge(Station(SimulatedDisk(image), story.options, paths=story.paths), past, at)
             counts["failed syncs"] += 1
     return counts
 
@@ -119,7 +122,7 @@ def sweep_room(story: Story, seed: int) -> Counter[str]:
         at = len(disk.operations)
         assert error is None or isinstance(error, UnavailableError), f"write {number}: {error!r}"
         for image in (disk.image, disk.cut(at, all_lost), disk.cut(at, coin(rng, 0.5))):
-            judge(Station(SimulatedDisk(image), story.options), past, at)
+            judge(Station(SimulatedDisk(image), story.options, paths=story.paths), past, at)
             counts["writes without room"] += 1
     return counts
 
@@ -131,7 +134,7 @@ def _tell_until_it_fails(
     on."""
     rng = random.Random(f"{story.name}/{seed}")
     try:
-        station = Station(disk, story.options)
+        station = Station(disk, story.options, paths=story.paths)
         script = Script(station, past, rng, may_refuse=may_refuse or story.may_refuse)
         story.tell(script)
     except (OSError, DLogError) as error:
@@ -151,7 +154,7 @@ def audit(disk: SimulatedDisk) -> Counter[str]:
     """J6 in one process: marks never move back, and a journal file is deleted only when every durable mark is past
     it."""
     counts: Counter[str] = Counter()
-    marks: dict[str, tuple[int, ...]] = {}
+    marks: dict[str, JournalMarks] = {}
     drafts: dict[int, bytes] = {}
     for number, operation in enumerate(disk.operations):
         if isinstance(operation, Write):
@@ -160,13 +163,15 @@ def audit(disk: SimulatedDisk) -> Counter[str]:
             continue
         directory, _, name = operation.path.rpartition("/")
         if name == "MANIFEST" and operation.inode is not None:
-            mark = tuple(decode(drafts[operation.inode]).mark)
-            assert mark >= marks.get(directory, mark), "a mark moved back"
-            marks[directory] = mark
+            found = decode(drafts[operation.inode]).marks
+            before = marks.get(directory, found)
+            assert all(new >= old for new, old in zip(found, before, strict=False)), "a mark moved back"
+            marks[directory] = found
             counts["marks"] += 1
         gone = operation.gone or (operation.path if operation.inode is None else "")
         if "/journal-" in gone:
-            durable = [decode(data).mark for data in _manifests(disk.cut(number, all_lost))]
+            journal = TWO_JOURNALS.journals.index(gone.rpartition("/")[0])
+            durable = [padded(decode(data).marks, 2)[journal] for data in _manifests(disk.cut(number, all_lost))]
             assert min(durable).file > int(gone[-16:], 16), f"{gone} was given free before the marks were past it"
             counts["journal files given free"] += 1
     return counts

@@ -104,7 +104,7 @@ WRONG: list[Callable[[Image, str], None]] = [
 before = pytest.fixture(scope="module")(held)
 
 
-@pytest.mark.parametrize("directory", [PATHS.journal, *PATHS.ledgers])
+@pytest.mark.parametrize("directory", PATHS.all)
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__.strip("_"))
 def test_a_directory_that_is_not_what_it_was_is_refused(
     before: Held, wrong: Callable[[Image, str], None], directory: str
@@ -124,14 +124,14 @@ def test_all_directories_emptied_are_refused(before: Held) -> None:
 
 def test_all_but_the_versions_lost_is_refused(before: Held) -> None:
     image = before.image.copy()
-    for directory in (PATHS.journal, *PATHS.ledgers):
+    for directory in PATHS.all:
         _only_version_left(image, directory)
     with pytest.raises(CookieError, match="MANIFEST"):
         begin(SimulatedDisk(image), before.metadata)
 
 
 def test_swapped_directories_are_refused(before: Held) -> None:
-    options = BookieOptions(journal_dir=PATHS.journal, ledger_dirs=",".join(reversed(PATHS.ledgers)))
+    options = BookieOptions(journal_dirs=PATHS.journals[0], ledger_dirs=",".join(reversed(PATHS.ledgers)))
     with pytest.raises(CookieError, match="in that order"):
         begin(SimulatedDisk(before.image.copy()), before.metadata, options)
 
@@ -146,7 +146,7 @@ def test_who_judges_nothing_serves_what_was_lost(before: Held, monkeypatch: pyte
     monkeypatch.setattr("dlog.io.bookie_dirs.judge", lambda *_, **__: None)
     served = 0
     for wrong in WRONG:
-        for directory in (PATHS.journal, *PATHS.ledgers):
+        for directory in PATHS.all:
             image = before.image.copy()
             wrong(image, directory)
             try:

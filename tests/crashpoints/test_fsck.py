@@ -15,7 +15,7 @@ import pytest
 from dlog.bookie.entry_log import section_end
 from dlog.bookie.index import LOCATION_BYTES, LedgerRow, RunBuilder, location_at, merge, pack_location
 from dlog.bookie.index_findings import Finding, FindingKind, is_clean
-from dlog.bookie.journal import FIRST_MARK
+from dlog.bookie.journal import FIRST_MARKS
 from dlog.bookie.manifest import LogFile, decode, encode
 from dlog.errors import DamagedError, DLogError
 from dlog.io.disk import BLOCK_BYTES, replace_file
@@ -76,9 +76,9 @@ def _world() -> SimulatedDisk:
     made.load()
     for step in range(3):
         ids = [(ledger, entry) for ledger in (1, 2, 3) for entry in range(step * 10, step * 10 + 10)]
-        made.flush(half(*ids, body=bytes(range(200))), [ROWS[1], ROWS[2], row(3, 29)], FIRST_MARK)
+        made.flush(half(*ids, body=bytes(range(200))), [ROWS[1], ROWS[2], row(3, 29)], FIRST_MARKS)
     made.bury([3])
-    made.flush(half((1, 4), *[(5, entry) for entry in range(10)], body=bytes(range(200))), [ROWS[5]], FIRST_MARK)
+    made.flush(half((1, 4), *[(5, entry) for entry in range(10)], body=bytes(range(200))), [ROWS[5]], FIRST_MARKS)
     made.close()
     return disk
 
@@ -433,7 +433,7 @@ def test_a_chunk_whose_entries_are_lost_too_stays_damaged() -> None:
                 made.lookup(1, entry, 1, 1 << 20)
         else:
             assert made.lookup(1, entry, 1, 1 << 20) == [packet(1, entry, bytes(range(200)))]
-    made.flush(half((1, 12), body=bytes(range(200))), [], FIRST_MARK)  # as a recovery writes it again
+    made.flush(half((1, 12), body=bytes(range(200))), [], FIRST_MARKS)  # as a recovery writes it again
     assert repair_dir(disk, DIR).rebuilt
     assert is_clean(check_dir(disk, DIR).findings)
 
@@ -446,9 +446,9 @@ def _striped() -> SimulatedDisk:
     made.load()
     body = bytes(range(200))
     states = [row(1, 30, fenced=True)]
-    made.flush(half(*[(1, entry) for entry in range(0, 31, 3) if entry != 15], body=body), states, FIRST_MARK)
-    made.flush(half((1, 15), body=body), states, FIRST_MARK)
-    made.flush(half((1, 15), body=body), states, FIRST_MARK)
+    made.flush(half(*[(1, entry) for entry in range(0, 31, 3) if entry != 15], body=body), states, FIRST_MARKS)
+    made.flush(half((1, 15), body=body), states, FIRST_MARKS)
+    made.flush(half((1, 15), body=body), states, FIRST_MARKS)
     made.close()
     _flip(disk, _runs(disk)[0], 32 + 16 + 5)
     path, offset = _first_copy(disk, 1, 6)
@@ -480,7 +480,7 @@ def test_damaged_chunks_that_were_joined_stay_damaged() -> None:
     disk = _striped()
     made = LedgerDir(disk, DIR, 10_000)
     made.load()
-    made.flush(half((1, 1), (1, 29), body=bytes(range(200))), [], FIRST_MARK)
+    made.flush(half((1, 1), (1, 29), body=bytes(range(200))), [], FIRST_MARKS)
     made.close()
     _flip(disk, _runs(disk)[-1], 32 + 16 + 5)  # its range overlaps that of the first run
     path, offset = _first_copy(disk, 1, 29)

@@ -134,17 +134,24 @@ def test_sequential_and_batch_reads_from_disk(make_bookie: Make) -> None:
             assert raw.read(1, entry) == (OK, packet(1, entry, body(1, entry)))
 
 
-def test_several_ledger_directories(make_bookie: Make) -> None:
+def test_several_ledger_and_journal_directories(make_bookie: Make) -> None:
     bookie = make_bookie()
     bookie.options["ledger_dirs"] = ",".join(str(bookie.directory / f"disk{n}") for n in range(3))
-    for round_ in range(2):
+    journals = [bookie.directory / f"journal{n}" for n in range(2)]
+    for round_, journals_used in enumerate((2, 1)):
+        bookie.options["journal_dirs"] = ",".join(map(str, journals[:journals_used]))
         bookie.start()
         with bookie.connect() as raw:
             for ledger in range(12):
                 assert raw.add(ledger, round_, body(ledger, round_)) == OK
             assert all(raw.read(ledger, 0) == (OK, packet(ledger, 0, body(ledger, 0))) for ledger in range(12))
         if round_ == 0:
-            bookie.terminate()
+            held = [b"".join(path.read_bytes() for path in journal.glob("journal-*")) for journal in journals]
+            for ledger in range(1, 12):
+                assert [packet(ledger, 0, body(ledger, 0)) in one for one in held] == [ledger % 2 == 0, ledger % 2 == 1]
+            bookie.kill()
+    assert bookie.events("journals.removed")[0]["dirs"] == str(journals[1])
+    assert not [*journals[1].glob("journal-*"), *journals[1].glob("VERSION")]
     sizes = [sum(f.stat().st_size for f in (bookie.directory / f"disk{n}").glob("entries-*")) for n in range(3)]
     assert min(sizes) > 100
 

@@ -96,8 +96,8 @@ class RunningBookie:
         self.failure: DiskFailedError | None = None
 
     async def run(self, ready: asyncio.Event) -> None:
-        paths = StoragePaths(str(self.path / "journal"), (str(self.path / "ledgers"),))
-        for directory in (paths.journal, *paths.ledgers):
+        paths = StoragePaths((str(self.path / "journal"),), (str(self.path / "ledgers"),))
+        for directory in paths.all:
             self.disk.make_dir(directory)
         opened = open_storage(self.disk, self.options, paths, "b:1", self.events.append)
         listener = socket.create_server(("127.0.0.1", 0))

@@ -95,7 +95,7 @@ PROCESSES: dict[str, tuple[str, ...]] = {
     "zookeeper-empty-label": ("proxies.write", "--zookeeper", "127.0.0.1:2181,a..b:2181"),
     "host-nowhere": ("actors.bookie", "--host", "no.such.host.invalid", "--dir", "{tmp}/b"),
     "bookie-id-illegal": ("actors.bookie", "--bookie-id", "a/b", "--port", "0", "--dir", "{tmp}/b"),
-    "bookie-dirs-equal": ("actors.bookie", "--journal-dir", "{tmp}/x", "--ledger-dirs", "{tmp}/x", "--port", "0"),
+    "bookie-dirs-equal": ("actors.bookie", "--journal-dirs", "{tmp}/x", "--ledger-dirs", "{tmp}/x", "--port", "0"),
     "bookie-dir-impossible": ("actors.bookie", "--dir", "/dev/null/x", "--port", "0"),
     "optimised-python": ("-O", "proxies.write"),
 }

@@ -26,8 +26,8 @@ from dlog.client.producer import Producer
 from dlog.client.producer_identity import NAME_BYTES
 from dlog.errors import DLogError, OwnedElsewhereError, UnavailableError
 from dlog.io import stream_rechecks
-from dlog.io.bookie_disk import JournalWriter
 from dlog.io.journal_files import JournalFiles
+from dlog.io.journal_writers import JournalWriter
 from dlog.io.ledgers import Ledgers
 from dlog.io.zookeeper_hosts import Servers
 from dlog.io.zookeeper_ledgers import ZooKeeperLedgers

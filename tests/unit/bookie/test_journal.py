@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from dlog.bookie.journal import (
     FIRST_MARK,
     HEADER_BYTES,
     Damage,
+    ForeignJournalError,
     GroupAllocator,
     JournalDamaged,
     JournalFile,
@@ -185,7 +187,7 @@ def test_who_goes_on_after_damage_gets_what_is_behind_it() -> None:
 def test_a_header_is_of_one_file_of_one_bookie() -> None:
     header = file_header(3, 5, 9, 100)
     assert seed_of(header, 3, 5, 100) != seed_of(file_header(3, 5, 10, 100), 3, 5, 100)
-    with pytest.raises(JournalDamaged, match="another bookie"):
+    with pytest.raises(ForeignJournalError, match="mount the right disk"):
         seed_of(header, 3, 6, 100)
     with pytest.raises(JournalDamaged, match="cut off"):
         seed_of(header, 3, 5, 99)
@@ -275,13 +277,13 @@ def test_what_was_refused_in_the_middle_of_a_file_is_written_over_before_the_nex
     station.ask(add(1, 1, b"refused", recovery=True))
     station.commit()
     disk.copy_on_write, disk.bytes_max = False, 1 << 40
-    mark = station.opened.journal.mark
+    mark = station.opened.journals[0].mark
     station.ask(add(1, 2, bytes(63 * 1024), recovery=True))
     station.commit()
-    assert station.opened.journal.mark.file == mark.file
+    assert station.opened.journals[0].mark.file == mark.file
     station.ask(add(1, 3, b"behind", recovery=True))
     station.commit()
-    assert station.opened.journal.mark.file == mark.file + 1
+    assert station.opened.journals[0].mark.file == mark.file + 1
     station.take_answers()
     again = Station(SimulatedDisk(disk.image), OPTIONS)
     assert [again.stored(1, entry) for entry in range(4)] == [
@@ -322,6 +324,31 @@ def test_a_new_file_is_filled_past_the_page_cache(tmp_path: Path, monkeypatch: p
     made = sorted(tmp_path.iterdir())
     assert len(made) == 3
     assert all(path.read_bytes()[HEADER_BYTES:] == bytes(size - HEADER_BYTES) for path in made)
+
+
+def test_a_spare_that_had_no_room_for_its_header_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next file may get the same id. It was renamed over that spare later, which was then missing."""
+    disk = SimulatedDisk()
+    files = JournalFiles(disk, "/journal", owner=1, file_bytes=16 * 1024)
+    files.start(FIRST_MARK)
+    writes: list[int] = []
+
+    def refuse(inode: int, offset: int, data: bytes) -> None:
+        writes.append(offset)
+        raise OSError(errno.ENOSPC, "no space")
+
+    files._spare()
+    with monkeypatch.context() as full:
+        full.setattr(disk, "write", refuse)
+        with pytest.raises(OSError, match="no space"):
+            files.prepare(1)
+    disk.create("/journal/journal-0000000000000002")
+    files._ids.add(2)  # made from another spare
+    files.release(JournalMark(3, HEADER_BYTES, 0, 0))
+    assert writes and disk.names("/journal").count("spare-0000000000000002") == 1
+    files._next_id = 4
+    files.prepare(3)
+    files.close()
 
 
 def test_files_are_released_while_others_are_made(tmp_path: Path) -> None:

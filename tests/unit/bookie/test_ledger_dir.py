@@ -13,7 +13,7 @@ import pytest
 from dlog.bookie.cache import Half, ReadCache, Stored
 from dlog.bookie.entry_log import parse_section_end
 from dlog.bookie.index import CHUNK_ENTRIES, LedgerRow, runs_to_merge
-from dlog.bookie.journal import FIRST_MARK, JournalMark
+from dlog.bookie.journal import FIRST_MARKS, JournalMark
 from dlog.bookie.manifest import LogFile, Manifest, RunFile, decode, encode
 from dlog.bookie.messages import CheckpointDue
 from dlog.bookie.options import BookieOptions
@@ -55,7 +55,7 @@ def test_lookup_reads_ahead_over_neighbours_and_stops_at_a_gap(
 ) -> None:
     monkeypatch.setattr("dlog.io.ledger_dir._ALONE_BYTES", alone_bytes)
     made = directory(SimulatedDisk())
-    made.flush(half(*[(1, e) for e in range(10)], (1, 20), (2, 5)), [row(1, 20), row(2, 5)], FIRST_MARK)
+    made.flush(half(*[(1, e) for e in range(10)], (1, 20), (2, 5)), [row(1, 20), row(2, 5)], FIRST_MARKS)
     assert made.lookup(1, 3, 100, 1 << 20) == [packet(1, e) for e in range(3, 10)]
     assert made.lookup(1, 3, 2, 1 << 20) == [packet(1, 3), packet(1, 4)]
     assert made.lookup(1, 3, 100, 70) == [packet(1, 3), packet(1, 4)]
@@ -68,7 +68,7 @@ def test_a_log_is_whole_blocks_whatever_the_sizes_of_entries(body: int) -> None:
     disk = SimulatedDisk()
     made = directory(disk)
     for step in range(3):
-        made.flush(half((1, step), (2, step), body=bytes(body)), [row(1, step), row(2, step)], FIRST_MARK)
+        made.flush(half((1, step), (2, step), body=bytes(body)), [row(1, step), row(2, step)], FIRST_MARKS)
     (log,) = made.manifest.logs
     assert log.length % BLOCK_BYTES == 0 == disk.open(f"{DIR}/entries-{log.log:08x}").size() - log.length
     for again in (made, directory(disk)):
@@ -82,8 +82,8 @@ def test_entry_logs_are_read_as_asked_whoever_opened_them(monkeypatch: pytest.Mo
     monkeypatch.setattr(SimulatedFile, "disable_read_ahead", lambda file: asked.append(file.inode))
     disk = SimulatedDisk()
     made = directory(disk)
-    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARK)
-    made.flush(half((1, 1)), [row(1, 1)], FIRST_MARK)
+    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARKS)
+    made.flush(half((1, 1)), [row(1, 1)], FIRST_MARKS)
     (log,) = made.manifest.logs
     inode = disk.open(f"{DIR}/entries-{log.log:08x}").inode
     assert asked == [inode], "when it was made"
@@ -95,10 +95,10 @@ def test_entry_logs_are_read_as_asked_whoever_opened_them(monkeypatch: pytest.Mo
 def test_a_log_that_ends_within_a_block_is_not_continued() -> None:
     """An earlier version wrote such a log."""
     made = directory(SimulatedDisk())
-    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARK)
+    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARKS)
     (log,) = made.manifest.logs
     made.manifest = replace(made.manifest, logs=(log._replace(length=log.length - 1),))
-    made.flush(half((1, 1)), [row(1, 1)], FIRST_MARK)
+    made.flush(half((1, 1)), [row(1, 1)], FIRST_MARKS)
     assert len(made.manifest.logs) == 2
     assert made.lookup(1, 0, 1, 1 << 20) == [packet(1, 0)] and made.lookup(1, 1, 1, 1 << 20) == [packet(1, 1)]
 
@@ -111,7 +111,7 @@ def test_many_flushes_merge_and_keep_every_entry() -> None:
     for step in range(60):
         ids = {(rng.choice((1, 2, 2**40)), rng.randrange(2000)) for _ in range(rng.randint(1, 300))}
         ids |= {(7, step * 50 + i) for i in range(50)}
-        made.flush(half(*ids), [row(7, step * 50 + 49, fenced=step >= 30)], FIRST_MARK)
+        made.flush(half(*ids), [row(7, step * 50 + 49, fenced=step >= 30)], FIRST_MARKS)
         expected |= ids
         while made.merge_runs():
             pass
@@ -128,15 +128,15 @@ def test_many_flushes_merge_and_keep_every_entry() -> None:
 def test_chunks_hold_more_entries_than_one_block() -> None:
     made = directory(SimulatedDisk())
     ids = [(1, e) for e in range(CHUNK_ENTRIES * 3 + 5)]
-    made.flush(half(*ids), [], FIRST_MARK)
+    made.flush(half(*ids), [], FIRST_MARKS)
     assert all(made.lookup(1, e, 1, 100) == [packet(1, e)] for _, e in ids)
 
 
 def test_the_table_of_contents_names_the_ledgers_of_a_log() -> None:
     disk = SimulatedDisk()
     made = directory(disk)
-    made.flush(half((1, 0), (1, 1), (9, 0)), [], FIRST_MARK)
-    made.flush(half((4, 0)), [], FIRST_MARK)
+    made.flush(half((1, 0), (1, 1), (9, 0)), [], FIRST_MARKS)
+    made.flush(half((4, 0)), [], FIRST_MARKS)
     (log,) = made.manifest.logs
     file = disk.open(f"{DIR}/entries-{log.log:08x}")
     previous, contents = parse_section_end(file.pread(log.length - log.section, log.section))
@@ -147,7 +147,7 @@ def test_the_table_of_contents_names_the_ledgers_of_a_log() -> None:
 
 def test_files_no_manifest_names_are_removed() -> None:
     disk = SimulatedDisk()
-    directory(disk).flush(half((1, 0)), [], FIRST_MARK)
+    directory(disk).flush(half((1, 0)), [], FIRST_MARKS)
     disk.create(f"{DIR}/entries-000000ff")
     disk.create(f"{DIR}/index-000000fe")
     disk.create(f"{DIR}/VERSION")
@@ -234,7 +234,7 @@ def test_a_missing_entry_log_is_told_and_its_entries_are_errors() -> None:
 
 def test_a_directory_with_entries_and_no_manifest_is_refused_and_nothing_is_removed() -> None:
     disk = SimulatedDisk()
-    directory(disk).flush(half((1, 0)), [], FIRST_MARK)
+    directory(disk).flush(half((1, 0)), [], FIRST_MARKS)
     disk.unlink(f"{DIR}/MANIFEST")
     before = disk.names(DIR)
     with pytest.raises(DamagedError, match="MANIFEST is missing"):
@@ -247,12 +247,12 @@ def test_an_older_checkpoint_that_finishes_after_a_newer_one_moves_no_mark_back(
     disk = SimulatedDisk()
     dirs = LedgerDirs(disk, [DIR], 1 << 30)
     dirs.load(lambda _: None)
-    dirs.flush(half((1, 1)), [row(1, 1)], JournalMark(5, 4096, 50, 500))
-    dirs.flush(half((1, 0)), [row(1, 1)], JournalMark(3, 4096, 30, 300))
-    assert dirs.mark == JournalMark(5, 4096, 50, 500)
+    dirs.flush(half((1, 1)), [row(1, 1)], (JournalMark(5, 4096, 50, 500),))
+    dirs.flush(half((1, 0)), [row(1, 1)], (JournalMark(3, 4096, 30, 300),))
+    assert dirs.marks(1) == (JournalMark(5, 4096, 50, 500),)
     again = LedgerDirs(disk, [DIR], 1 << 30)
     again.load(lambda _: None)
-    assert again.mark == JournalMark(5, 4096, 50, 500)
+    assert again.marks(1) == (JournalMark(5, 4096, 50, 500),)
     assert again.lookup(1, 0, 1, 100) and again.lookup(1, 1, 1, 100)
 
 
@@ -292,8 +292,8 @@ def test_a_log_without_a_living_ledger_is_deleted_and_the_others_stay() -> None:
     disk = SimulatedDisk()
     made = directory(disk, entry_log_bytes=1)
     for ledger in (1, 2, 3):
-        made.flush(half((ledger, 0), body=bytes(5000)), [row(ledger, 0)], FIRST_MARK)
-    made.flush(half((1, 1), (2, 1)), [row(1, 1), row(2, 1)], FIRST_MARK)
+        made.flush(half((ledger, 0), body=bytes(5000)), [row(ledger, 0)], FIRST_MARKS)
+    made.flush(half((1, 1), (2, 1)), [row(1, 1), row(2, 1)], FIRST_MARKS)
     before = disk.used
     made.bury([1, 3])
     usage = made.collect()
@@ -309,7 +309,7 @@ def test_a_log_without_a_living_ledger_is_deleted_and_the_others_stay() -> None:
 def test_rows_and_chunks_of_ledgers_that_are_gone_leave_the_index() -> None:
     disk = SimulatedDisk()
     made = directory(disk)
-    made.flush(half(*[(ledger, 0) for ledger in range(100)]), [row(n, 0) for n in range(100)], FIRST_MARK)
+    made.flush(half(*[(ledger, 0) for ledger in range(100)]), [row(n, 0) for n in range(100)], FIRST_MARKS)
     made.bury(range(99))
     made.shrink_index()
     (run,) = runs_of(made)
@@ -321,14 +321,14 @@ def test_what_is_flushed_of_a_ledger_that_is_gone_reaches_neither_log_nor_index(
     disk = SimulatedDisk()
     made = directory(disk)
     made.bury([1])
-    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARK)
+    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARKS)
     assert not names(disk, "entries-") and not names(disk, "index-")
 
 
 def test_a_log_whose_table_of_contents_is_damaged_is_kept_and_told() -> None:
     disk = SimulatedDisk()
     made = directory(disk)
-    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARK)
+    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARKS)
     (log,) = made.manifest.logs
     disk.flip_bit(f"{DIR}/entries-{log.log:08x}", (log.section + 30) * 8)
     made.bury([1])
@@ -339,7 +339,7 @@ def test_a_log_whose_table_of_contents_is_damaged_is_kept_and_told() -> None:
 def test_a_damaged_list_of_what_is_gone_is_refused() -> None:
     disk = SimulatedDisk()
     made = directory(disk)
-    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARK)
+    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARKS)
     made.bury([1])
     disk.flip_bit(f"{DIR}/GONE", 70)
     with pytest.raises(DamagedError, match="GONE"):
@@ -348,7 +348,7 @@ def test_a_damaged_list_of_what_is_gone_is_refused() -> None:
 
 def test_a_reader_under_way_goes_on_in_a_log_that_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     made = directory(SimulatedDisk())
-    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARK)
+    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARKS)
     read = LedgerDir._read
 
     def slowly(which: LedgerDir, ledger: int, places: list[Any]) -> list[bytes]:
@@ -364,7 +364,7 @@ def test_seen_is_stored_with_a_ledgers_state() -> None:
     disk = SimulatedDisk()
     made = directory(disk)
     rows = [replace_seen(row(1, fenced=True), 127), replace_seen(row(2), 1), row(3)]
-    made.flush({}, rows, FIRST_MARK)
+    made.flush({}, rows, FIRST_MARKS)
     assert LedgerDir(disk, DIR, 1).load() == rows
 
 
@@ -376,7 +376,7 @@ def test_explicit_lacs_are_kept_beside_the_other_states() -> None:
     disk = SimulatedDisk()
     made = directory(disk)
     rows = [row(1)._replace(explicit_lac=b"p" * 36), row(2), row(3, fenced=True)._replace(explicit_lac=b"q" * 16)]
-    made.flush({}, rows, FIRST_MARK)
+    made.flush({}, rows, FIRST_MARKS)
     assert LedgerDir(disk, DIR, 1).load() == rows
 
 
@@ -391,8 +391,8 @@ def mostly_dead(disk: SimulatedDisk, *, entry_log_bytes: int = 60_000) -> Ledger
     """A full log of ledgers 1 (gone), 2 and 3, then others."""
     made = directory(disk, entry_log_bytes)
     entries = half(*[(1, e) for e in range(60)], *[(2, e) for e in range(10)], (3, 7), body=bytes(1000))
-    made.flush(entries, [row(1, 59), row(2, 9), row(3, 7)], FIRST_MARK)
-    made.flush(half((2, 10), body=bytes(1000)), [row(2, 10)], FIRST_MARK)
+    made.flush(entries, [row(1, 59), row(2, 9), row(3, 7)], FIRST_MARKS)
+    made.flush(half((2, 10), body=bytes(1000)), [row(2, 10)], FIRST_MARKS)
     made.bury([1])
     made.collect()
     return made
@@ -476,7 +476,7 @@ def test_a_directory_without_room_keeps_no_other_from_being_compacted_and_collec
     dirs.load(lambda _: None)
     for step in range(3):
         ids = [(ledger, 10 * step + e) for ledger in (2, 3, 4, 5) for e in range(7)]
-        dirs.flush(half(*ids, body=bytes(1000)), [row(2), row(3), row(4), row(5)], FIRST_MARK)
+        dirs.flush(half(*ids, body=bytes(1000)), [row(2), row(3), row(4), row(5)], FIRST_MARKS)
     dirs.bury([2, 3])
     full.bytes_max = full.used
     used = roomy.used
@@ -502,7 +502,7 @@ def test_a_disk_without_a_free_byte_buries_and_frees_again_and_again(copy_on_wri
     made.load()
     made.hold_reserve()
     for ledger in range(5):
-        made.flush(half((ledger, 0), body=bytes(8000)), [row(ledger)], FIRST_MARK)
+        made.flush(half((ledger, 0), body=bytes(8000)), [row(ledger)], FIRST_MARKS)
     for ledger in range(4):
         disk.bytes_max = before = disk.used
         made.bury([ledger])
@@ -518,11 +518,11 @@ def test_entries_are_never_written_with_the_room_of_the_reserve() -> None:
     made = LedgerDir(disk, DIR, 1, reserve_bytes=50_000)
     made.load()
     made.hold_reserve()
-    made.flush(half((1, 0)), [row(1)], FIRST_MARK)
+    made.flush(half((1, 0)), [row(1)], FIRST_MARKS)
     disk.bytes_max = disk.used + 100
     for entries in (half((1, 1)), half()):
         with pytest.raises(OSError, match="no space"):
-            made.flush(entries, [row(1)], FIRST_MARK)
+            made.flush(entries, [row(1)], FIRST_MARKS)
     assert disk.image.size(f"{DIR}/{RESERVE}") >= 50_000
 
 
@@ -532,12 +532,12 @@ def test_a_mark_that_is_kept_on_a_full_disk_leaves_the_reserve_to_what_is_gone()
     dirs = LedgerDirs(disk, [DIR], 1, reserve_bytes=3000)
     dirs.load(lambda _: None)
     dirs.hold_reserves()
-    dirs.flush(half((1, 0), body=bytes(9000)), [row(1)], FIRST_MARK)
+    dirs.flush(half((1, 0), body=bytes(9000)), [row(1)], FIRST_MARKS)
     disk.bytes_max = disk.used
     for number in range(5):
         dirs.write_collection_file("COLLECTION", b"%d" % number * 200)
         with pytest.raises(OSError, match="no space"):
-            dirs.flush(half((2, 0)), [row(2)], FIRST_MARK)
+            dirs.flush(half((2, 0)), [row(2)], FIRST_MARKS)
     assert disk.image.size(f"{DIR}/{RESERVE}") >= 1500
     assert not dirs.bury([1]) and dirs.collect().reclaimed_bytes > 9000
 
@@ -587,7 +587,7 @@ def test_a_reader_under_way_finds_an_entry_that_was_moved(monkeypatch: pytest.Mo
 def test_the_index_is_read_a_chunk_at_a_time_by_a_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
     made = directory(SimulatedDisk(), 60_000)
     for step in range(3):
-        made.flush(half(*[(2, 1000 * step + e) for e in range(700)], (1, step), body=bytes(100)), [], FIRST_MARK)
+        made.flush(half(*[(2, 1000 * step + e) for e in range(700)], (1, step), body=bytes(100)), [], FIRST_MARKS)
     made.bury([1])
     chunks = sum(len(run.table) for run in runs_of(made))
     count = [0]

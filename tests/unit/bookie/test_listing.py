@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dlog.bookie.index import CHUNK_ENTRIES, RunTable
-from dlog.bookie.journal import FIRST_MARK
+from dlog.bookie.journal import FIRST_MARKS
 from dlog.bookie.listing import Run, joined, list_of
 from dlog.bookie.messages import Fetch, ListStored
 from dlog.bookie.options import BookieOptions
@@ -53,7 +53,7 @@ def test_a_list_has_each_entry_once_wherever_it_lies(seed: int) -> None:
         step, first = rng.choice((1, 1, 2, 3)), rng.randrange(500)
         entries = [first + n * step for n in range(rng.randrange(1, 400)) if rng.random() < 0.99]
         there.update(entries)
-        made.flush(half(*((1, entry) for entry in entries), (2, 7)), [row(1, 9_999), row(2, 7)], FIRST_MARK)
+        made.flush(half(*((1, entry) for entry in entries), (2, 7)), [row(1, 9_999), row(2, 7)], FIRST_MARKS)
         if rng.random() < 0.3:
             made.merge_runs()
     in_memory = [rng.randrange(1000) for _ in range(rng.randrange(300))]

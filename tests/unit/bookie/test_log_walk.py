@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dlog.bookie.journal import FIRST_MARK
+from dlog.bookie.journal import FIRST_MARKS
 from dlog.bookie.log_walk import LogDamage, LogRecord, walk_log
 from tests.crashpoints.station import packet
 from tests.simulation.disk import SimulatedDisk
@@ -20,7 +20,7 @@ def log_of(*flushes: dict[tuple[int, int], bytes]) -> bytes:
     for entries in flushes:
         for (ledger, entry), body in entries.items():
             half_of = half((ledger, entry), body=body)
-            made.flush(half_of, [row(ledger, entry)], FIRST_MARK)
+            made.flush(half_of, [row(ledger, entry)], FIRST_MARKS)
     (log,) = made.manifest.logs
     return disk.open(f"{DIR}/entries-{log.log:08x}").pread(log.length, 0)
 
@@ -36,7 +36,7 @@ def many() -> bytes:
     made = directory(disk)
     for step in range(3):
         ids = [(ledger, step * 4 + entry) for ledger in (1, 7) for entry in range(4)]
-        made.flush(half(*ids, body=bytes(range(1, 40))), [row(ledger, step * 4 + 3) for ledger in (1, 7)], FIRST_MARK)
+        made.flush(half(*ids, body=bytes(range(1, 40))), [row(ledger, step * 4 + 3) for ledger in (1, 7)], FIRST_MARKS)
     (log,) = made.manifest.logs
     return disk.open(f"{DIR}/entries-{log.log:08x}").pread(log.length, 0)
 
@@ -84,7 +84,7 @@ def test_a_length_that_leads_to_a_later_entry_costs_no_entry_between() -> None:
     """Entries of 256 bytes: a flipped bit of the length leads to the beginning of another one."""
     disk = SimulatedDisk()
     made = directory(disk)
-    made.flush(half(*[(1, entry) for entry in range(8)], body=bytes(range(1, 217))), [row(1, 7)], FIRST_MARK)
+    made.flush(half(*[(1, entry) for entry in range(8)], body=bytes(range(1, 217))), [row(1, 7)], FIRST_MARKS)
     (log,) = made.manifest.logs
     data = disk.open(f"{DIR}/entries-{log.log:08x}").pread(log.length, 0)
     whole, _ = walked(data)

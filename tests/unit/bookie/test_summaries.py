@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dlog.bookie.journal import FIRST_MARK
+from dlog.bookie.journal import FIRST_MARKS
 from dlog.bookie.options import BookieOptions
 from dlog.bookie.summaries import SUMMARIES_MAX
 from dlog.machine import Received
@@ -115,7 +115,7 @@ def test_requests_under_way_are_bounded() -> None:
 def test_the_newest_index_run_and_the_merged_one_give_the_same_outlines() -> None:
     made = directory(SimulatedDisk())
     for _ in range(4):
-        made.flush(half(*((1, entry) for entry in range(0, 300, 3))), [row(1, 299)], FIRST_MARK)
+        made.flush(half(*((1, entry) for entry in range(0, 300, 3))), [row(1, 299)], FIRST_MARKS)
     before = [made.outlines(1)(entry) for entry in range(300)]
     made.merge_runs()
     outline = made.outlines(1)

@@ -104,7 +104,7 @@ def test_directories_elsewhere_are_named(ledgers: Path, tmp_path: Path, capsys: 
     other = Path(stopped_bookie(tmp_path / "other"))
     assert main(["bookie", "fsck", str(ledgers.parent), "--ledger-dirs", str(other)]) == 1
     assert "belong to several bookies" in capsys.readouterr().err
-    arguments = ["--journal-dir", str(ledgers.parent / "journal"), "--ledger-dirs", str(ledgers)]
+    arguments = ["--journal-dirs", str(ledgers.parent / "journal"), "--ledger-dirs", str(ledgers)]
     assert main(["bookie", "fsck", "unused", *arguments]) == 0
     capsys.readouterr()
     second = tmp_path / "second"

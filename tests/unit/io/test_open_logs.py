@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dlog.bookie.journal import FIRST_MARK
+from dlog.bookie.journal import FIRST_MARKS
 from dlog.errors import DamagedError
 from dlog.io.disk import File, RealDisk
 from dlog.io.ledger_dir import LedgerDir
@@ -44,7 +44,7 @@ def logs(tmp_path: Path) -> Iterator[LedgerDir]:
     made = LedgerDir(RealDisk(), str(tmp_path), 1000, OPEN_MAX)
     made.load()
     for ledger in range(LOGS):
-        made.flush(half((ledger, 0), body=BODY), [row(ledger, 0)], FIRST_MARK)
+        made.flush(half((ledger, 0), body=BODY), [row(ledger, 0)], FIRST_MARKS)
     assert len(made.manifest.logs) == LOGS
     yield made
     made.close()
@@ -84,7 +84,7 @@ def test_a_log_that_grows_is_written_on_after_it_was_closed(tmp_path: Path) -> N
     made = LedgerDir(RealDisk(), str(tmp_path), 1 << 20, 1)
     made.load()
     for entry in range(20):
-        made.flush(half((1, entry), body=BODY), [row(1, entry)], FIRST_MARK)
+        made.flush(half((1, entry), body=BODY), [row(1, entry)], FIRST_MARKS)
         made._logs._files.clear()  # as when others were read
     assert len(made.manifest.logs) == 1
     assert [made.lookup(1, entry, 1, 1 << 20) for entry in range(20)] == [[packet(1, e, BODY)] for e in range(20)]
@@ -140,7 +140,7 @@ def test_readers_of_many_threads_hear_the_truth_while_logs_are_closed_written_an
         for ledger in range(0, LOGS, 2):
             logs.bury([ledger])
             logs.collect()
-            logs.flush(half((LOGS + ledger, 0), body=BODY), [row(LOGS + ledger, 0)], FIRST_MARK)
+            logs.flush(half((LOGS + ledger, 0), body=BODY), [row(LOGS + ledger, 0)], FIRST_MARKS)
         assert sum(reader.result() for reader in readers) == 4 * rounds
     assert len(descriptors(tmp_path)) <= OPEN_MAX
     assert not [path for path in descriptors(tmp_path) if path.endswith("(deleted)")]
