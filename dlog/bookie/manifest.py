@@ -9,17 +9,19 @@ Invariants:
 
 from __future__ import annotations
 
+import enum
 import json
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
 
 from dlog.bookie.journal import FIRST_MARK, JournalMark
 from dlog.errors import DamagedError, UnsupportedVersionError
 
-_VERSION = 4  # ledger states may have an explicit LAC; since 3 the chain under which they were seen, and the file GONE
-_READABLE = (2, 3, 4)
+_VERSION = 5  # the index is a database; written for those only
+_SORTED_VERSION = 4  # ledger states may have an explicit LAC; since 3 the chain under which they were seen, and GONE
+_READABLE = (2, 3, 4, 5)
 
 
 class RunFile(NamedTuple):
@@ -38,26 +40,57 @@ class LogFile(NamedTuple):
     section: int
 
 
+class LogRange(NamedTuple):
+    """Bytes of an entry log, from `begin` up to `end`."""
+
+    log: int
+    begin: int
+    end: int
+
+
+class IndexKind(enum.StrEnum):
+    """Kinds of the index: sorted runs, or a database."""
+
+    SORTED = "sorted"
+    DB = "db"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """`next_file`: id of the next run or log. `limbo`: a damaged journal was salvaged; no entry is denied."""
+    """`next_file`: id of the next run, log or database. `limbo`: a damaged journal was salvaged; no entry is denied.
+
+    Of an index that is a database: `database`: its number, 0 if there is none yet; `database_writes`: number of its
+    last write; `unindexed`: where an interrupted flush left entries, which the index need not lead to.
+    """
 
     mark: JournalMark = FIRST_MARK
     next_file: int = 1
     runs: tuple[RunFile, ...] = ()  # oldest first
     logs: tuple[LogFile, ...] = ()  # the last one may grow
     limbo: bool = False
+    kind: IndexKind = IndexKind.SORTED
+    database: int = 0
+    database_writes: int = 0
+    unindexed: tuple[LogRange, ...] = ()
 
 
 def encode(manifest: Manifest) -> bytes:
-    document = {
-        "version": _VERSION,
+    document: dict[str, Any] = {
+        "version": _SORTED_VERSION,
         "mark": list(manifest.mark),
         "next_file": manifest.next_file,
         "runs": [list(run) for run in manifest.runs],
         "logs": [list(log) for log in manifest.logs],
         "limbo": manifest.limbo,
     }
+    if manifest.kind is IndexKind.DB:
+        document |= {
+            "version": _VERSION,
+            "index": str(manifest.kind),
+            "database": manifest.database,
+            "database_writes": manifest.database_writes,
+            "unindexed": [list(part) for part in manifest.unindexed],
+        }
     text = json.dumps(document, indent=1).encode() + b"\n"
     return text + b"%08x\n" % crc32c(text)
 
@@ -78,4 +111,8 @@ def decode(data: bytes) -> Manifest:
         runs=tuple(RunFile(*run) for run in document["runs"]),
         logs=tuple(LogFile(*log) for log in document["logs"]),
         limbo=document["limbo"],
+        kind=IndexKind(document.get("index", IndexKind.SORTED)),
+        database=document.get("database", 0),
+        database_writes=document.get("database_writes", 0),
+        unindexed=tuple(LogRange(*part) for part in document.get("unindexed", ())),
     )

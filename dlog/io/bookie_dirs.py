@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 
 from dlog.bookie.cookie import Found, Verdict, check_registered, check_stored, judge
-from dlog.bookie.manifest import Manifest, encode
+from dlog.bookie.manifest import IndexKind, Manifest, encode
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError, CookieError
 from dlog.io.bookie_store import StoragePaths
@@ -27,7 +27,7 @@ from dlog.model.ids import BookieId
 from dlog.wire.bookie_info import Cookie, decode_cookie, encode_cookie
 
 VERSION = "VERSION"
-_DATA = ("journal-", "spare-", "index-", "entries-")
+_DATA = ("journal-", "spare-", "index-", "entries-", "database-")
 
 
 def paths_of(options: BookieOptions, disk: Disk) -> StoragePaths:
@@ -100,10 +100,17 @@ def stored_id(dirs: LockedDirs) -> BookieId | None:
 
 
 async def check_cookies(
-    dirs: LockedDirs, bookie: BookieId, metadata: Cookies, threads: Threads, *, may_have_moved: bool = False
+    dirs: LockedDirs,
+    bookie: BookieId,
+    metadata: Cookies,
+    threads: Threads,
+    *,
+    may_have_moved: bool = False,
+    index: IndexKind = IndexKind.SORTED,
 ) -> Cookie:
     """Check that the directories are this bookie's; on a first start write the cookies. may_have_moved: if all were
-    moved together, rewrite their cookies. Returns the bookie's cookie. Raises CookieError, MetadataUnavailableError."""
+    moved together, rewrite their cookies. index: of new ledger directories. Returns the bookie's cookie. Raises
+    CookieError, MetadataUnavailableError."""
     paths = dirs.paths
     expected = Cookie(bookie, (paths.journal,), paths.ledgers, await metadata.instance_id())
     seen = await metadata.read_cookie(bookie)
@@ -113,7 +120,10 @@ async def check_cookies(
     if verdict is Verdict.SERVE:
         return expected
     text = encode_cookie(expected)
-    await threads.run(_stamp if verdict is Verdict.STAMP else _write_version, dirs, text)
+    if verdict is Verdict.STAMP:
+        await threads.run(_stamp, dirs, text, index)
+    else:
+        await threads.run(_write_version, dirs, text)
     await metadata.write_cookie(bookie, text, seen.version if isinstance(seen, Versioned) else None)
     return expected
 
@@ -154,10 +164,10 @@ def _look(dirs: LockedDirs) -> list[Found]:
     return found
 
 
-def _stamp(dirs: LockedDirs, text: str) -> None:
+def _stamp(dirs: LockedDirs, text: str, index: IndexKind) -> None:
     _write_version(dirs, text)
     for directory in dirs.paths.ledgers:
-        replace_file(dirs.disk, directory, MANIFEST, encode(Manifest()))
+        replace_file(dirs.disk, directory, MANIFEST, encode(Manifest(kind=index)))
 
 
 def _write_version(dirs: LockedDirs, text: str) -> None:

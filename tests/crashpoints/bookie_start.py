@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, TypeVarTuple, cast
 
+from dlog.bookie.manifest import IndexKind
 from dlog.bookie.options import BookieOptions
 from dlog.events import Event
 from dlog.io.bookie_dirs import check_cookies, lock_dirs, paths_of
@@ -56,7 +57,7 @@ def begin(
     """Start the bookie. Raises the error of a bookie that must not serve."""
     dirs = lock_dirs(paths_of(options, disk), disk)
     try:
-        stepped(check_cookies(dirs, bookie, metadata, cast(Threads, _Here())))
+        stepped(check_cookies(dirs, bookie, metadata, cast(Threads, _Here()), index=IndexKind(options.index)))
         events: list[Event] = []
         opened: OpenedStorage = open_storage(disk, options, dirs.paths, bookie, events.append)
         return Station(disk, options, opened, events)
