@@ -67,7 +67,8 @@ class BookieOptions:
     entry_log_bytes: int = option(512 * MiB, "size at which an entry log is closed and the next one begun")
     entry_logs_open_max: int = option(256, "entry logs kept open in each ledger directory, the last used ones")
     index: str = option(
-        "sorted", "index of the ledgers: sorted (runs) or db (RocksDB); later `dlog bookie convert` changes it"
+        "sorted",
+        "index of the entry logs, chosen when the bookie is formatted: sorted (runs) or db (RocksDB, `dlogd[db]`)",
     )
     index_db_cache_bytes: int = option(32 * MiB, "memory for blocks of an index db, for each ledger directory")
     index_db_write_buffer_bytes: int = option(

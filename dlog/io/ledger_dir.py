@@ -126,8 +126,9 @@ class LedgerDir:
                 raise DamagedError(f"{error.message}: dir={self._directory}") from error
             if (stored := self.manifest.kind) is not kind:
                 raise ConfigError(
-                    f'the index of this directory is {stored}, not {kind}: set [bookie] index = "{stored}", or run '
-                    f"`dlog bookie convert DIR --to {kind}` with the bookie's --dir: ledgers={self._directory}"
+                    f'this bookie was formatted with the index "{stored}", not "{kind}", and keeps it: set [bookie] '
+                    f'index = "{stored}"; for the other one make a new bookie, and then `dlog bookie replace`: '
+                    f"dir={self._directory}"
                 )
         elif any(name.startswith(OURS) for name in self._disk.names(self._directory)):
             raise DamagedError(
