@@ -123,7 +123,7 @@ docs: setup
 
 lock: setup
 	$(BIN)/python -m pip install -q uv
-	$(BIN)/uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 --extra embedded --extra s3 --extra spark --group dev --group docs --group peers --group plots -o requirements.lock pyproject.toml
+	$(BIN)/uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 --extra db --extra embedded --extra s3 --extra spark --group dev --group docs --group peers --group plots -o requirements.lock pyproject.toml
 
 clean:
 	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from actors.bookie.server import BookieMetadata, BookieServer, DiskFailedError, Listen
 from dlog.bookie.events import BookieStarted, JournalsRemoved
 from dlog.bookie.garbage_collection import GarbageCollector
+from dlog.bookie.manifest import IndexKind
 from dlog.bookie.options import BookieOptions
 from dlog.events import Event
 from dlog.hostport import split_host_port
@@ -69,7 +70,14 @@ async def run(
     try:
         bookie = await environment.threads.run(_id, options, dirs, environment.address)
         async with environment.connect() as metadata:
-            cookie = await check_cookies(dirs, bookie, metadata, environment.threads, may_have_moved=options.dirs_moved)
+            cookie = await check_cookies(
+                dirs,
+                bookie,
+                metadata,
+                environment.threads,
+                may_have_moved=options.dirs_moved,
+                index=IndexKind(options.index),
+            )
             opened = await environment.threads.run(_open, options, environment, dirs, bookie, tell)
             if dirs.left_out:
                 await _remove_journals(dirs, opened, cookie, metadata, environment.threads, tell)

@@ -149,9 +149,9 @@ class RunBuilder:
         (first,) = struct.unpack_from(">q", locations)
         (last,) = struct.unpack_from(">q", locations, len(locations) - LOCATION_BYTES)
         self.table.append(ledger, first, last, self._offset, count)
-        body = _CHUNK.pack(count, ledger) + locations
-        self._offset += 4 + len(body)
-        return _CRC.pack(crc32c(body)) + body
+        data = pack_chunk(ledger, locations)
+        self._offset += len(data)
+        return data
 
     def chunks(self, ledger: int, locations: bytes) -> Iterator[bytes]:
         """Chunks of any number of packed locations of one ledger, sorted by entry."""
@@ -174,7 +174,7 @@ class RunBuilder:
             crc = crc32c(part, crc)
             yield part
         rows = iter(states)
-        while packed := [_pack_state(row) for row in islice(rows, _STATES_AT_ONCE)]:
+        while packed := [pack_state(row) for row in islice(rows, _STATES_AT_ONCE)]:
             count += len(packed)
             part = b"".join(packed)
             crc = crc32c(part, crc)
@@ -183,12 +183,18 @@ class RunBuilder:
         yield trailer + _CRC.pack(crc32c(trailer))
 
 
-def _pack_state(row: LedgerRow) -> bytes:
+def pack_state(row: LedgerRow) -> bytes:
     ledger, key, fenced, lac, last, seen, explicit_lac = row
     if not explicit_lac:
         return _STATE.pack(ledger, fenced | seen << 1, len(key), lac, last) + key
     head = _STATE.pack(ledger, fenced | seen << 1, len(key) | _WITH_LAC, lac, last)
     return b"".join((head, key, bytes((len(explicit_lac),)), explicit_lac))
+
+
+def pack_chunk(ledger: int, locations: bytes) -> bytes:
+    """A chunk as it is stored."""
+    body = _CHUNK.pack(len(locations) // LOCATION_BYTES, ledger) + locations
+    return _CRC.pack(crc32c(body)) + body
 
 
 def pack_location(entry: int, log: int, length: int, offset: int) -> bytes:
@@ -242,6 +248,11 @@ def _rows(data: bytes, at: int, states: int) -> Iterator[LedgerRow]:
             explicit_lac = data[at + 1 : end]
             at = end
         yield LedgerRow(ledger, key, bool(flags & 1), lac, last, flags >> 1, explicit_lac)
+
+
+def parse_state(data: bytes) -> LedgerRow:
+    """Inverse of `pack_state`, of bytes that verify."""
+    return next(_rows(data, 0, 1))
 
 
 def parse_chunk(data: bytes, ledger: int) -> bytes:

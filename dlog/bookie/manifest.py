@@ -9,9 +9,10 @@ Invariants:
 
 from __future__ import annotations
 
+import enum
 import json
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
 
@@ -19,8 +20,9 @@ from dlog.bookie.journal import FIRST_MARKS, JournalMark, JournalMarks
 from dlog.errors import DamagedError, UnsupportedVersionError
 
 _VERSION = 4  # ledger states may have an explicit LAC; since 3 the chain under which they were seen, and the file GONE
+_DATABASE = 5  # written only if the index is a database
 _SEVERAL_JOURNALS = 6  # written only if there are several
-_READABLE = (2, 3, 4, _SEVERAL_JOURNALS)
+_READABLE = (2, 3, 4, _DATABASE, _SEVERAL_JOURNALS)
 
 
 class RunFile(NamedTuple):
@@ -39,19 +41,42 @@ class LogFile(NamedTuple):
     section: int
 
 
+class LogRange(NamedTuple):
+    """Bytes of an entry log, from `begin` up to `end`."""
+
+    log: int
+    begin: int
+    end: int
+
+
+class IndexKind(enum.StrEnum):
+    """Kinds of the index: sorted runs, or a database."""
+
+    SORTED = "sorted"
+    DB = "db"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """`next_file`: id of the next run or log. `limbo`: a damaged journal was salvaged; no entry is denied."""
+    """`next_file`: id of the next run, log or database. `limbo`: a damaged journal was salvaged; no entry is denied.
+
+    Of an index that is a database: `database`: its number, 0 if there is none yet; `database_writes`: number of its
+    last write; `unindexed`: where an interrupted flush left entries, which the index need not lead to.
+    """
 
     marks: JournalMarks = FIRST_MARKS
     next_file: int = 1
     runs: tuple[RunFile, ...] = ()  # oldest first
     logs: tuple[LogFile, ...] = ()  # the last one may grow
     limbo: bool = False
+    kind: IndexKind = IndexKind.SORTED
+    database: int = 0
+    database_writes: int = 0
+    unindexed: tuple[LogRange, ...] = ()
 
 
 def encode(manifest: Manifest) -> bytes:
-    document = {
+    document: dict[str, Any] = {
         "version": _VERSION,
         "mark": list(manifest.marks[0]),
         "next_file": manifest.next_file,
@@ -59,6 +84,14 @@ def encode(manifest: Manifest) -> bytes:
         "logs": [list(log) for log in manifest.logs],
         "limbo": manifest.limbo,
     }
+    if manifest.kind is IndexKind.DB:
+        document |= {
+            "version": _DATABASE,
+            "index": str(manifest.kind),
+            "database": manifest.database,
+            "database_writes": manifest.database_writes,
+            "unindexed": [list(part) for part in manifest.unindexed],
+        }
     if len(manifest.marks) > 1:
         document |= {"version": _SEVERAL_JOURNALS, "more_marks": [list(mark) for mark in manifest.marks[1:]]}
     text = json.dumps(document, indent=1).encode() + b"\n"
@@ -81,4 +114,8 @@ def decode(data: bytes) -> Manifest:
         runs=tuple(RunFile(*run) for run in document["runs"]),
         logs=tuple(LogFile(*log) for log in document["logs"]),
         limbo=document["limbo"],
+        kind=IndexKind(document.get("index", IndexKind.SORTED)),
+        database=document.get("database", 0),
+        database_writes=document.get("database_writes", 0),
+        unindexed=tuple(LogRange(*part) for part in document.get("unindexed", ())),
     )

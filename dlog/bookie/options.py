@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dlog.bookie.manifest import IndexKind
 from dlog.model.location import DEFAULT_LOCATION, check_location_name
 from dlog.options import GiB, KiB, MiB, check_address, check_positive, option, port_number
 
@@ -69,6 +70,14 @@ class BookieOptions:
     read_ahead_entries: int = option(256, "entries read ahead at most")
     entry_log_bytes: int = option(512 * MiB, "size at which an entry log is closed and the next one begun")
     entry_logs_open_max: int = option(256, "entry logs kept open in each ledger directory, the last used ones")
+    index: str = option(
+        "sorted",
+        "index of the entry logs, chosen when the bookie is formatted: sorted (runs) or db (RocksDB, `dlogd[db]`)",
+    )
+    index_db_cache_bytes: int = option(32 * MiB, "memory for blocks of an index db, for each ledger directory")
+    index_db_write_buffer_bytes: int = option(
+        16 * MiB, "size of each of the two write buffers of an index db, for each ledger directory"
+    )
     checkpoint_s: float = option(30.0, "longest time between two checkpoints")
     salvage: bool = option(
         False, "start in spite of a damaged journal: read-only for good, and entries not found are I/O errors"
@@ -124,6 +133,8 @@ class BookieOptions:
             raise ValueError("gc_minor_share must not exceed gc_major_share, which must be below 1")
         if self.gc_reserve_bytes < 0:
             raise ValueError(f"gc_reserve_bytes must not be negative: value={self.gc_reserve_bytes}")
+        if self.index not in (kinds := tuple(IndexKind)):
+            raise ValueError(f"index must be one of {', '.join(kinds)}: value={self.index}")
         if self.journal_file_bytes < 16 * KiB:
             raise ValueError(f"journal_file_bytes must be at least {16 * KiB}: value={self.journal_file_bytes}")
         if self.disk_free_reserve_bytes > self.disk_free_min_bytes:
@@ -141,7 +152,7 @@ class BookieOptions:
         check_positive(
             self, "write_cache_bytes", "write_cache_entries", "entry_log_bytes", "receive_bytes_max", "gc_bytes_s"
         )
-        check_positive(self, "entry_logs_open_max")
+        check_positive(self, "entry_logs_open_max", "index_db_cache_bytes", "index_db_write_buffer_bytes")
         check_positive(
             self, "connection_out_bytes_max", "connection_reads_max", "read_ahead_bytes", "read_ahead_entries"
         )

@@ -23,7 +23,7 @@ from dlog.bookie.cookie import (
     journals_left_out,
     judge,
 )
-from dlog.bookie.manifest import Manifest, encode
+from dlog.bookie.manifest import IndexKind, Manifest, encode
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError, CookieError
 from dlog.io.bookie_store import StoragePaths
@@ -38,7 +38,7 @@ from dlog.wire.bookie_info import Cookie, decode_cookie, encode_cookie
 
 VERSION = "VERSION"
 _JOURNAL_DATA = ("journal-", "spare-")
-_DATA = (*_JOURNAL_DATA, "index-", "entries-")
+_DATA = (*_JOURNAL_DATA, "index-", "entries-", "database-")
 
 
 def paths_of(options: BookieOptions, disk: Disk) -> StoragePaths:
@@ -119,11 +119,18 @@ def stored_id(dirs: LockedDirs) -> BookieId | None:
 
 
 async def check_cookies(
-    dirs: LockedDirs, bookie: BookieId, metadata: Cookies, threads: Threads, *, may_have_moved: bool = False
+    dirs: LockedDirs,
+    bookie: BookieId,
+    metadata: Cookies,
+    threads: Threads,
+    *,
+    may_have_moved: bool = False,
+    index: IndexKind = IndexKind.SORTED,
 ) -> Cookie:
     """Check that the directories are this bookie's; on a first start, or if journals were added, write the cookies.
     may_have_moved: if all were moved together, rewrite their cookies. If journals were left out, lock them, set
-    `dirs.left_out` and write nothing. Returns the bookie's cookie. Raises CookieError, MetadataUnavailableError."""
+    `dirs.left_out` and write nothing. index: of new ledger directories. Returns the bookie's cookie. Raises
+    CookieError, MetadataUnavailableError."""
     paths = dirs.paths
     expected = Cookie(bookie, paths.journals, paths.ledgers, await metadata.instance_id())
     seen = await metadata.read_cookie(bookie)
@@ -136,7 +143,10 @@ async def check_cookies(
     if verdict in (Verdict.SERVE, Verdict.LEAVE_OUT):
         return expected
     text = encode_cookie(expected)
-    await threads.run(_stamp if verdict is Verdict.STAMP else write_version, dirs, text)
+    if verdict is Verdict.STAMP:
+        await threads.run(_stamp, dirs, text, index)
+    else:
+        await threads.run(write_version, dirs, text)
     await metadata.write_cookie(bookie, text, seen.version if isinstance(seen, Versioned) else None)
     return expected
 
@@ -190,10 +200,10 @@ def _look(dirs: LockedDirs) -> list[Found]:
     return found
 
 
-def _stamp(dirs: LockedDirs, text: str) -> None:
+def _stamp(dirs: LockedDirs, text: str, index: IndexKind) -> None:
     write_version(dirs, text)
     for directory in dirs.paths.ledgers:
-        replace_file(dirs.disk, directory, MANIFEST, encode(Manifest()))
+        replace_file(dirs.disk, directory, MANIFEST, encode(Manifest(kind=index)))
 
 
 def write_version(dirs: LockedDirs, text: str) -> None:

@@ -19,12 +19,14 @@ from dlog.bookie.events import JournalReplayed, MergeFailed, StorageDamaged
 from dlog.bookie.index import LedgerRow
 from dlog.bookie.journal import Damage, Group, JournalDamaged, JournalMarks, journal_owner, padded
 from dlog.bookie.journal_replay import Restored
+from dlog.bookie.manifest import IndexKind
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DamagedError, UnavailableError
 from dlog.events import Event
+from dlog.io.database import DatabaseLimits
 from dlog.io.disk import NO_SPACE, Disk
 from dlog.io.journal_files import JournalFiles
-from dlog.io.ledger_dir import LedgerDir, Usage
+from dlog.io.ledger_dir import DEFAULT_LIMITS, LedgerDir, Usage
 from dlog.wire.entry_summary import EntryOutline
 
 T = TypeVar("T")
@@ -41,10 +43,14 @@ class LedgerDirs:
         entry_log_bytes: int,
         entry_logs_open_max: int = 256,
         reserve_bytes: int = 0,
+        kind: IndexKind = IndexKind.SORTED,
+        limits: DatabaseLimits = DEFAULT_LIMITS,
     ) -> None:
-        """reserve_bytes: space reserved in each directory for the files of a collection; 0: none."""
+        """reserve_bytes: space reserved in each directory for the files of a collection; 0: none. kind, limits: see
+        LedgerDir."""
         self._dirs = [
-            LedgerDir(disk, directory, entry_log_bytes, entry_logs_open_max, reserve_bytes) for directory in directories
+            LedgerDir(disk, directory, entry_log_bytes, entry_logs_open_max, reserve_bytes, kind, limits)
+            for directory in directories
         ]
 
     def load(self, tell: Tell) -> list[LedgerRow]:
@@ -240,6 +246,8 @@ def open_storage(
         options.entry_log_bytes,
         options.entry_logs_open_max,
         options.gc_reserve_bytes if options.gc_s else 0,
+        IndexKind(options.index),
+        DatabaseLimits(options.index_db_cache_bytes, options.index_db_write_buffer_bytes),
     )
 
     def give_room() -> None:

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
 from dlog.errors import CookieError
+from dlog.io.database import Database, DatabaseLimits
 from dlog.io.file_errors import named_errors
+from dlog.io.rocks import RocksDatabase, remove_rocks
 from dlog.wire.framing import Buffer
 
 BLOCK_BYTES = 4096  # unit of direct writes, and a page of memory
@@ -128,6 +130,15 @@ class Disk(Protocol):
 
     def make_dir(self, path: str) -> None:
         """Create the directory and its parents, each durable in its parent, unless it exists."""
+        ...
+
+    def open_database(self, path: str, limits: DatabaseLimits, *, create: bool) -> Database:
+        """Open the database of that name. Its parts are named `path`, or `path` and a dot and more. create: it, if
+        there is none. Raises as Database, and ConfigError if there is no library for it."""
+        ...
+
+    def remove_database(self, path: str) -> None:
+        """Delete a closed database, or one of its parts."""
         ...
 
     def lock(self, directory: str) -> DirectoryLock:
@@ -322,6 +333,12 @@ class RealDisk:
             with contextlib.suppress(FileExistsError):
                 directory.mkdir()
             self.sync_dir(str(directory.parent))
+
+    def open_database(self, path: str, limits: DatabaseLimits, *, create: bool) -> Database:
+        return RocksDatabase(path, limits, create=create)
+
+    def remove_database(self, path: str) -> None:
+        remove_rocks(path)
 
     def lock(self, directory: str) -> DirectoryLock:
         return _FileLock(directory)

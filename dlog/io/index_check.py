@@ -32,9 +32,11 @@ from dlog.bookie.index_findings import FindingKind, Findings, LedgerSummary
 from dlog.bookie.log_walk import LogDamage, LogRecord, walk_log
 from dlog.bookie.manifest import LogFile, Manifest, decode
 from dlog.errors import DamagedError
+from dlog.io.database import Database, DatabaseLimits
+from dlog.io.db_index import DatabaseRun, open_named
 from dlog.io.disk import BLOCK_BYTES, Disk, File, read_file
-from dlog.io.index_runs import ChunkFinder, IndexRun, log_name, open_run, run_name
-from dlog.io.ledger_dir import GONE, MANIFEST, OURS
+from dlog.io.index_runs import OURS, ChunkFinder, IndexRun, database_name, is_named, log_name, open_run, run_name
+from dlog.io.ledger_dir import GONE, MANIFEST
 from dlog.io.open_logs import OpenLogs
 
 _LOGS_OPEN_MAX = 256
@@ -96,7 +98,8 @@ class LedgerDirCheck:
         self.findings = self._found.all
         self.manifest: Manifest | None = None  # None: it, or GONE, cannot be read
         self.gone = IdSet()
-        self.runs: list[IndexRun] = []  # oldest first; their tables without damaged chunks
+        self.runs: list[IndexRun | DatabaseRun] = []  # oldest first; their tables without damaged chunks
+        self._database: Database | None = None
         self.states_lost = False  # an index run is lost
         self.states: dict[int, LedgerRow] = {}
         self.logs: dict[int, CheckedLog] = {}
@@ -117,8 +120,11 @@ class LedgerDirCheck:
             self._find_unnamed(manifest)
             for run in manifest.runs:
                 self._open_run(manifest, run.run)
+            if manifest.database:
+                self._open_database(manifest)
             for opened in self.runs:
-                self._check_chunks(opened)
+                if isinstance(opened, IndexRun):
+                    self._check_chunks(opened)
             for ledger, locations in merge(self.sources()):
                 self._summary(ledger).indexed += len(locations) // LOCATION_BYTES
             for log in manifest.logs:
@@ -133,6 +139,13 @@ class LedgerDirCheck:
     def close(self) -> None:
         """Close the logs. The runs stay open: a repair reads them."""
         self._files.close()
+
+    def close_runs(self) -> None:
+        """Close the index. Idempotent."""
+        for run in self.runs:
+            run.close()
+        if self._database is not None:
+            self._database.close()
 
     @property
     def damaged_chunks(self) -> list[DamagedChunk]:
@@ -163,9 +176,8 @@ class LedgerDirCheck:
         return manifest
 
     def _find_unnamed(self, manifest: Manifest) -> None:
-        named = {run_name(run.run) for run in manifest.runs} | {log_name(log.log) for log in manifest.logs}
         for name in self._disk.names(self._directory):
-            if name.startswith(OURS) and name not in named:
+            if name.startswith(OURS) and not is_named(manifest, name):
                 why = "an interrupted write left it, or somebody put it there; the next start removes it"
                 self._found.add(FindingKind.FILE, self._path(name), why)
 
@@ -183,6 +195,23 @@ class LedgerDirCheck:
         run.rows = ()
         if _pread_or_zeros(run.file, RUN_HEADER_BYTES, 0) != run_header(number):
             self._found.add(FindingKind.HEADER, path, "its header does not verify; it is not needed")
+        self.runs.append(run)
+
+    def _open_database(self, manifest: Manifest) -> None:
+        """Read the whole database; one part that does not verify is the loss of all: any row may be in it."""
+        path = self._path(database_name(manifest.database))
+        try:
+            database = open_named(self._disk, self._directory, manifest, DatabaseLimits())
+            self._database = database
+            run = DatabaseRun(database)
+        except (DamagedError, OSError) as error:
+            why = error.message if isinstance(error, DamagedError) else str(error.strerror)
+            self._found.add(FindingKind.RUN, path, f"{why}; keys and fences of ledgers may be lost with it")
+            self.states_lost = True
+            return
+        self.states.update((row.ledger, row) for row in run.rows if row.ledger not in self.gone)
+        run.rows = ()
+        run.table = _without(run.table, self.gone)
         self.runs.append(run)
 
     def _check_chunks(self, run: IndexRun) -> None:
@@ -281,6 +310,8 @@ class LedgerDirCheck:
                     summary.good += 1
                     summary.bytes += record.length
                 return is_here
+        if location is None and not chunks and not self.states_lost and self._is_unindexed(record, log):
+            return False
         path = self._path(log_name(log))
         if ledger not in self.states and not self.states_lost:
             why = "the index has no key and no fence of this ledger"
@@ -296,6 +327,11 @@ class LedgerDirCheck:
         self.extras += 1
         self._on_extra(record, log)
         return True
+
+    def _is_unindexed(self, record: LogRecord, log: int) -> bool:
+        """Whether an interrupted flush left the entry: the journal has it, or it was never acknowledged."""
+        tails = self.manifest.unindexed if self.manifest is not None else ()
+        return any(tail.log == log and tail.begin <= record.offset < tail.end for tail in tails)
 
     def _verifies(self, ledger: int, location: EntryLocation) -> bool:
         log = self.logs.get(location.log)
@@ -371,6 +407,15 @@ class LedgerDirCheck:
 
     def _path(self, name: str) -> str:
         return f"{self._directory}/{name}"
+
+
+def _without(table: RunTable, gone: IdSet) -> RunTable:
+    """The rows of other ledgers."""
+    kept = RunTable()
+    for row in range(len(table)):
+        if table.ledger(row) not in gone:
+            kept.append(table.ledger(row), table.first(row), table.last(row), table.span(row)[0], table.count(row))
+    return kept
 
 
 class _AllBut:

@@ -20,8 +20,6 @@ from dataclasses import replace
 
 from dlog.bookie.entry_log import section_end
 from dlog.bookie.index import (
-    CHUNK_ENTRIES,
-    LOCATION_BYTES,
     LedgerRow,
     MergeSource,
     RunBuilder,
@@ -30,7 +28,8 @@ from dlog.bookie.index import (
 )
 from dlog.bookie.index_findings import Finding, LedgerSummary
 from dlog.bookie.log_walk import LogRecord
-from dlog.bookie.manifest import LogFile, Manifest, RunFile, encode
+from dlog.bookie.manifest import IndexKind, LogFile, Manifest, RunFile, encode
+from dlog.io.db_index import remove_parts, write_database
 from dlog.io.disk import BLOCK_BYTES, Disk, replace_file
 from dlog.io.file_errors import named_errors
 from dlog.io.index_check import CheckedLog, LedgerDirCheck
@@ -57,7 +56,7 @@ def check_dir(disk: Disk, directory: str) -> CheckResult:
     """Check a ledger directory, whose lock the caller holds. Blocks. Raises as LedgerDirCheck.run."""
     check = LedgerDirCheck(disk, directory)
     check.run()
-    _close_runs(check.runs)
+    check.close_runs()
     return CheckResult(directory, check, rebuilt=False)
 
 
@@ -74,8 +73,9 @@ def repair_dir(disk: Disk, directory: str) -> CheckResult:
             check.run()
             rebuilt = _Repair(disk, directory, check, spill).run()
         finally:
-            _close_runs([*check.runs, *spill.runs])
+            check.close_runs()
             for run in spill.runs:
+                run.close()
                 with contextlib.suppress(OSError):
                     disk.unlink(f"{directory}/{run_name(run.number)}")
     return CheckResult(directory, check, rebuilt=rebuilt)
@@ -122,12 +122,9 @@ class _Spill:
         self._gathered, self._count = {}, 0
 
     def _parts(self, builder: RunBuilder) -> Iterator[bytes]:
-        step = CHUNK_ENTRIES * LOCATION_BYTES
         for ledger in sorted(self._gathered):
             entries = self._gathered[ledger]
-            packed = b"".join(entries[entry] for entry in sorted(entries))
-            for at in range(0, len(packed), step):
-                yield builder.chunk(ledger, packed[at : at + step])
+            yield from builder.chunks(ledger, b"".join(entries[entry] for entry in sorted(entries)))
         yield from builder.finish(())
 
 
@@ -148,9 +145,13 @@ class _Repair:
         new = old
         if needs_index(check):
             self._spill.write()
-            runs = tuple(self._write_index(old.next_file))
-            next_file = old.next_file + len(runs)
-            new = replace(new, runs=runs, next_file=next_file, limbo=old.limbo or check.states_lost)
+            if old.kind is IndexKind.DB:
+                write_database(self._disk, self._directory, old.next_file, self._locations(), self._states())
+                new = replace(new, database=old.next_file, database_writes=1, next_file=old.next_file + 1)
+            else:
+                runs = tuple(self._write_index(old.next_file))
+                new = replace(new, runs=runs, next_file=old.next_file + len(runs))
+            new = replace(new, limbo=old.limbo or check.states_lost)
         if logs := {log.named.log: log for log in logs_without_contents(check)}:
             new = replace(
                 new, logs=tuple(self._write_contents(logs[log.log]) if log.log in logs else log for log in new.logs)
@@ -170,10 +171,13 @@ class _Repair:
         yield write_run(self._disk, self._directory, number, self._index_parts(RunBuilder()))
 
     def _index_parts(self, builder: RunBuilder) -> Iterator[bytes]:
-        spilled = [MergeSource(run.table, run.read_chunk) for run in self._spill.runs]
-        for ledger, locations in merge([*self._check.sources(), *spilled]):
+        for ledger, locations in self._locations():
             yield builder.chunk(ledger, locations)
         yield from builder.finish(self._states())
+
+    def _locations(self) -> Iterator[tuple[int, bytes]]:
+        spilled = [MergeSource(run.table, run.read_chunk) for run in self._spill.runs]
+        return merge([*self._check.sources(), *spilled])
 
     def _states(self) -> Iterator[LedgerRow]:
         """The states of the old index; of ledgers whose state is lost what their entries say."""
@@ -215,11 +219,9 @@ class _Repair:
     def _install(self, old: Manifest, new: Manifest) -> None:
         self._disk.sync_dir(self._directory)
         replace_file(self._disk, self._directory, MANIFEST, encode(new))
+        if old.database and old.database != new.database:
+            self._check.close_runs()
+            remove_parts(self._disk, self._directory, old.database)
         for run in {run.run for run in old.runs} - {run.run for run in new.runs}:
             with contextlib.suppress(FileNotFoundError):
                 self._disk.unlink(f"{self._directory}/{run_name(run)}")
-
-
-def _close_runs(runs: list[IndexRun]) -> None:
-    for run in runs:
-        run.file.close()

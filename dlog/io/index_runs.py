@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from typing import Protocol
 
 from dlog.bookie.entry_log import HEAD_BYTES
 from dlog.bookie.index import (
@@ -21,11 +22,12 @@ from dlog.bookie.index import (
     parse_trailer,
     run_header,
 )
-from dlog.bookie.manifest import RunFile
+from dlog.bookie.manifest import Manifest, RunFile
 from dlog.errors import DamagedError
 from dlog.io.disk import Disk, File
 
 _WRITE_BYTES = 1 << 20
+OURS = ("index-", "entries-", "database-")
 _REBUILD = "see `dlog bookie fsck --help`"
 
 
@@ -35,6 +37,29 @@ def run_name(number: int) -> str:
 
 def log_name(number: int) -> str:
     return f"entries-{number:08x}"
+
+
+def database_name(number: int) -> str:
+    return f"database-{number:08x}"
+
+
+def is_named(manifest: Manifest, name: str) -> bool:
+    """Whether the manifest names the file, or the database that it is a part of."""
+    return (
+        name in {run_name(run.run) for run in manifest.runs}
+        or name in {log_name(log.log) for log in manifest.logs}
+        or (manifest.database > 0 and name.partition(".")[0] == database_name(manifest.database))
+    )
+
+
+def remove_unnamed(disk: Disk, directory: str, manifest: Manifest) -> None:
+    """Remove what interrupted writes left. Raises OSError."""
+    for name in disk.names(directory):
+        if name.startswith(OURS) and not is_named(manifest, name):
+            if name.startswith("database-"):
+                disk.remove_database(f"{directory}/{name}")
+            else:
+                disk.unlink(f"{directory}/{name}")
 
 
 class IndexRun:
@@ -66,12 +91,20 @@ class IndexRun:
         self.file.close()
 
 
+class ReadableRun(Protocol):
+    """An index run, or a database that is read as one."""
+
+    table: RunTable
+
+    def read_chunk(self, row: int) -> bytes: ...
+
+
 class ChunkFinder:
     """Finds entries of one ledger in a run; caches the last chunk, as entries are asked for in order."""
 
     __slots__ = ("_ledger", "_locations", "_row", "_run")
 
-    def __init__(self, run: IndexRun, ledger: int) -> None:
+    def __init__(self, run: ReadableRun, ledger: int) -> None:
         self._run = run
         self._ledger = ledger
         self._row = -1

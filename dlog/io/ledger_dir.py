@@ -32,10 +32,12 @@ from dlog.bookie.entry_log import (
 from dlog.bookie.id_set import IdSet, decode_id_set
 from dlog.bookie.index import EntryLocation, LedgerRow, pack_location
 from dlog.bookie.journal import JournalMarks, padded
-from dlog.bookie.manifest import LogFile, Manifest, decode, encode
-from dlog.errors import DamagedError
+from dlog.bookie.manifest import IndexKind, LogFile, LogRange, Manifest, decode, encode
+from dlog.errors import ConfigError, DamagedError
+from dlog.io.database import DatabaseLimits
+from dlog.io.db_index import ROW_BYTES, DbIndex
 from dlog.io.disk import BLOCK_BYTES, Disk, DiskSpace, File, read_file, replace_file
-from dlog.io.index_runs import create_file, log_name, run_name
+from dlog.io.index_runs import OURS, create_file, log_name, remove_unnamed, run_name
 from dlog.io.ledger_index import LedgerIndex
 from dlog.io.open_logs import OpenLogs
 from dlog.io.reserve import SpaceReserve
@@ -45,7 +47,7 @@ from dlog.wire.framing import Buffer
 
 MANIFEST = "MANIFEST"
 GONE = "GONE"
-OURS = ("index-", "entries-")
+DEFAULT_LIMITS = DatabaseLimits()
 _WRITE_BYTES = 1 << 20
 _ALONE_BYTES = 32 << 10  # entries of this average size or more are read one by one
 
@@ -90,7 +92,10 @@ class LedgerDir:
         entry_log_bytes: int,
         entry_logs_open_max: int = 256,
         reserve_bytes: int = 0,
+        kind: IndexKind = IndexKind.SORTED,
+        limits: DatabaseLimits = DEFAULT_LIMITS,
     ) -> None:
+        """kind: of the index; limits: of the memory of a database."""
         self._disk = disk
         self._directory = directory
         self.reserve = SpaceReserve(disk, directory, reserve_bytes)
@@ -100,20 +105,31 @@ class LedgerDir:
         self._victim: _CompactedLog | None = None
         self._damaged_logs: set[int] = set()  # damaged logs: never compacted
         self.gone = IdSet()  # buried ledgers; replaced as a whole
-        self.manifest = Manifest()
-        self.index: LedgerIndex = SortedIndex(disk, directory, lambda: self.gone)
+        self.manifest = Manifest(kind=kind)
+        self.index: LedgerIndex
+        if kind is IndexKind.DB:
+            self.index = DbIndex(disk, directory, limits, lambda: self.gone)
+        else:
+            self.index = SortedIndex(disk, directory, lambda: self.gone)
 
     def load(self) -> list[LedgerRow]:
         """Open the files that the manifest names and remove others. Returns the ledgers' states.
 
-        Raises DamagedError if manifest, GONE or index are damaged.
+        Raises DamagedError if manifest, GONE or index are damaged, ConfigError if the index is of the other kind.
         """
+        kind = self.manifest.kind
         data = read_file(self._disk, self._directory, MANIFEST)
         if data is not None:
             try:
                 self.manifest = decode(data)
             except DamagedError as error:
                 raise DamagedError(f"{error.message}: dir={self._directory}") from error
+            if (stored := self.manifest.kind) is not kind:
+                raise ConfigError(
+                    f'this bookie was formatted with the index "{stored}", not "{kind}", and keeps it: set [bookie] '
+                    f'index = "{stored}"; for the other one make a new bookie, and then `dlog bookie replace`: '
+                    f"dir={self._directory}"
+                )
         elif any(name.startswith(OURS) for name in self._disk.names(self._directory)):
             raise DamagedError(
                 f"MANIFEST is missing in a directory that holds entries; put it back, or treat all directories of "
@@ -126,10 +142,7 @@ class LedgerDir:
             except DamagedError as error:
                 raise DamagedError(f"{error.message}: file={self._directory}/{GONE}") from error
         rows = self.index.load(self.manifest)
-        known = {run_name(r.run) for r in self.manifest.runs} | {log_name(e.log) for e in self.manifest.logs}
-        for name in self._disk.names(self._directory):
-            if name.startswith(OURS) and name not in known:
-                self._disk.unlink(f"{self._directory}/{name}")
+        remove_unnamed(self._disk, self._directory, self.manifest)
         return [row for row in rows if row.ledger not in self.gone]
 
     def space(self) -> DiskSpace:
@@ -235,8 +248,8 @@ class LedgerDir:
     def flush(self, entries: Half, rows: Iterable[LedgerRow], marks: JournalMarks, *, limbo: bool = False) -> None:
         """Make entries and ledger states durable and move the marks of the journals; then lookups find them.
 
-        marks: of all journals of the bookie. limbo: set the limbo flag for good. Raises OSError; after NO_SPACE nothing
-        has changed: repeat the flush.
+        marks: of all journals of the bookie. limbo: set the limbo flag for good. Raises OSError; after NO_SPACE the
+        marks have not moved: repeat the flush.
         """
         old = self.manifest
         assert all(mark >= before for mark, before in zip(marks, padded(old.marks, len(marks)), strict=True)), (
@@ -252,6 +265,8 @@ class LedgerDir:
             return
         locations: list[tuple[int, bytes]] = []
         new = replace(old, marks=marks, limbo=limbo)
+        if self.index.changes_in_place:
+            self._check_room(entries, len(rows))
         if entries:
             logs = old.logs
             if logs and logs[-1].length < self._entry_log_bytes and not logs[-1].length % BLOCK_BYTES:
@@ -259,8 +274,19 @@ class LedgerDir:
             else:
                 log = LogFile(old.next_file, 0, 0)
                 new = replace(new, next_file=old.next_file + 1)
-            new = replace(new, logs=(*logs, self._write_entries(log, entries, locations)))
+            written = self._write_entries(log, entries, locations)
+            new = replace(new, logs=(*logs, written))
+            if self.index.changes_in_place:
+                tail = LogRange(written.log, log.length, written.length)
+                self._install(replace(new, marks=old.marks, unindexed=(*old.unindexed, tail)))
         self._install(self.index.write(locations, rows, new))
+
+    def _check_room(self, entries: Half, rows: int) -> None:
+        """Entries that are written for nothing are not overwritten by the next flush. So look for space before."""
+        rows += sum(map(len, entries.values()))
+        need = sum(map(_entries_bytes, entries.values())) + rows * ROW_BYTES
+        if self._disk.free_bytes(self._directory) < need:
+            raise OSError(errno.ENOSPC, "no space for the entries and their index", self._directory)
 
     def _write_entries(self, log: LogFile, entries: Half, locations: list[tuple[int, bytes]]) -> LogFile:
         """Append all entries in order and a table of contents, in whole blocks. Durable on return."""
@@ -444,7 +470,9 @@ class LedgerDir:
         if not logs:
             return
         kept = tuple(log for log in self.manifest.logs if log not in logs)
-        self._install(replace(self.manifest, logs=kept), frees=True)
+        names = {log.log for log in kept}
+        unindexed = tuple(tail for tail in self.manifest.unindexed if tail.log in names)
+        self._install(replace(self.manifest, logs=kept, unindexed=unindexed), frees=True)
         for log in logs:
             self._logs.drop(log.log)
             self._disk.unlink(f"{self._directory}/{log_name(log.log)}")

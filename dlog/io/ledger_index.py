@@ -1,7 +1,7 @@
 """What a ledger directory needs of its index: locations of entries, and the states of ledgers.
 
-It is implemented by `dlog/io/sorted_index.py` (immutable runs). The MANIFEST of the directory binds it: the journal
-mark moves only after the index is durable up to there.
+There are two: `dlog/io/sorted_index.py` (immutable runs) and `dlog/io/db_index.py` (a database). The MANIFEST of the
+directory binds both: the journal mark moves only after the index is durable up to there.
 
 Invariants:
 - What `write` was given is durable when it returns, though perhaps not used before the MANIFEST is installed.
@@ -23,6 +23,12 @@ Locations = Sequence[tuple[int, bytes]]  # (ledger, packed locations in order of
 class LedgerIndex(Protocol):
     """The index of one ledger directory. All calls block. They raise OSError, and DamagedError for what does not
     verify."""
+
+    @property
+    def changes_in_place(self) -> bool:
+        """Whether a crash may leave locations of a `write` whose MANIFEST was not installed. Then a MANIFEST names the
+        bytes of the entries before, so that nothing else is written there."""
+        ...
 
     @property
     def version(self) -> object:

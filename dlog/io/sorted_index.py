@@ -31,6 +31,8 @@ from dlog.io.ledger_index import Locations
 class SortedIndex:
     """A LedgerIndex."""
 
+    changes_in_place = False
+
     def __init__(self, disk: Disk, directory: str, gone: Callable[[], IdSet]) -> None:
         """gone: the deleted ledgers, which lookups and merges leave out."""
         self._disk = disk

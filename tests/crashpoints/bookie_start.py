@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, TypeVarTuple, cast
 
+from dlog.bookie.manifest import IndexKind
 from dlog.bookie.options import BookieOptions
 from dlog.events import Event
 from dlog.io.bookie_dirs import check_cookies, lock_dirs, paths_of
@@ -58,7 +59,7 @@ def begin(
     dirs = lock_dirs(paths_of(options, disk), disk)
     try:
         threads = cast(Threads, _Here())
-        cookie = stepped(check_cookies(dirs, bookie, metadata, threads))
+        cookie = stepped(check_cookies(dirs, bookie, metadata, threads, index=IndexKind(options.index)))
         events: list[Event] = []
         opened: OpenedStorage = open_storage(disk, options, dirs.stored, bookie, events.append)
         if dirs.left_out:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from dlog.errors import DLogError
+from tests.crashpoints.history import Script
 from tests.crashpoints.mutants import MUTANTS, Mutant
 from tests.crashpoints.stories import STORIES, Story
 from tests.crashpoints.sweeps import SEEDS, audit, reached, sweep_power, sweep_room, sweep_second_life, sweep_syncs
@@ -51,6 +53,31 @@ def test_a_failed_sync_is_the_last_thing_a_bookie_does(story: Story) -> None:
 def test_no_room_at_any_write_costs_nothing_that_was_acknowledged(story: Story) -> None:
     for seed in range(SEEDS):
         assert sweep_room(story, seed)["writes without room"] > 20
+
+
+def _on_db(name: str) -> Story:
+    (story,) = [story for story in STORIES if story.name == name]
+    return replace(story, options=replace(story.options, index="db"))
+
+
+@pytest.mark.parametrize("name", ["merging", "burying", "compacting"])
+def test_crash_points_of_a_bookie_with_the_index_db(name: str) -> None:
+    counts: Counter[str] = Counter()
+    counts += sweep_power(_on_db(name), 0, samples=1, share=0.2)
+    assert counts["power cuts"] > 50 and counts["acknowledged"]
+
+
+def _brief(script: Script) -> None:
+    for step in range(2):
+        script.add(1, step, b"step %d" % step)
+        script.commit()
+        script.station.checkpoint()
+
+
+def test_failures_of_a_bookie_with_the_index_db() -> None:
+    story = Story("brief on db", _brief, replace(STORIES[0].options, index="db"))
+    assert sweep_syncs(story, 0)["failed syncs"] > 30
+    assert sweep_room(story, 0)["writes without room"] > 20
 
 
 def test_marks_never_move_back_and_no_file_is_given_free_before_its_mark() -> None:

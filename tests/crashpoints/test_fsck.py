@@ -42,7 +42,8 @@ K = FindingKind
 def test_a_directory_is_clean_at_every_crash_point() -> None:
     counts: Counter[str] = Counter()
     long_logs = replace(STORIES[0], options=replace(STORIES[0].options, entry_log_bytes=1 << 20))
-    for story in (*STORIES, long_logs):
+    on_db = [replace(story, options=replace(story.options, index="db")) for story in STORIES[3:7]]
+    for story in (*STORIES, long_logs, *on_db):
         disk = story.live(0).station.disk
         rng = random.Random(story.name)
         for _ in range(80):

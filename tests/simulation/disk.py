@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dlog.errors import CookieError
+from dlog.io.database import Database, DatabaseLimits
 from dlog.io.disk import BLOCK_BYTES, DirectoryLock, DiskSpace
 from dlog.wire.framing import Buffer
 
@@ -170,6 +171,14 @@ class SimulatedDisk:
 
     def make_dir(self, path: str) -> None:
         """Do nothing: a directory exists when it has a file, so none is lost and none is found empty."""
+
+    def open_database(self, path: str, limits: DatabaseLimits, *, create: bool) -> Database:
+        from tests.simulation.database import SimulatedDatabase
+
+        return SimulatedDatabase(self, path, create=create)
+
+    def remove_database(self, path: str) -> None:
+        self.unlink(path)
 
     def lock(self, directory: str, mount: Mount | None = None) -> DirectoryLock:
         if directory in self._locks:
@@ -563,6 +572,14 @@ class Mount:
 
     def make_dir(self, path: str) -> None:
         self.look()
+
+    def open_database(self, path: str, limits: DatabaseLimits, *, create: bool) -> Database:
+        from tests.simulation.database import SimulatedDatabase
+
+        return SimulatedDatabase(self, path, create=create)
+
+    def remove_database(self, path: str) -> None:
+        self.unlink(path)
 
     def lock(self, directory: str) -> DirectoryLock:
         self.look()

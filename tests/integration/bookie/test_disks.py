@@ -108,6 +108,22 @@ def test_a_flipped_bit_in_an_entry_log_is_an_io_error(make_bookie: Make) -> None
     assert bookie.events("entry.damaged")[0]["ledger"] == 1
 
 
+def test_the_index_db_outlives_a_kill_and_is_refused_as_sorted(make_bookie: Make) -> None:
+    bookie = make_bookie(index="db", checkpoint_s=0.2).start()
+    with bookie.connect() as raw:
+        assert all(raw.add(1, entry, b"entry %d" % entry) == OK for entry in range(50))
+        until(lambda: any((bookie.directory / "ledgers").glob("database-*/*.sst")))
+    bookie.kill()
+    bookie.start()
+    with bookie.connect() as raw:
+        assert all(raw.read(1, entry) == (OK, packet(1, entry, b"entry %d" % entry)) for entry in range(50))
+        assert raw.read(1, 50) == (NO_ENTRY, b"")
+    bookie.terminate()
+    bookie.options["index"] = "sorted"
+    said = bookie.refusal()
+    assert 'index = "db"' in said and "dlog bookie replace" in said
+
+
 def test_a_damaged_journal_is_refused_and_salvaged_on_demand(make_bookie: Make, cluster: str) -> None:
     bookie = make_bookie(checkpoint_s=60.0).start()
     with bookie.connect() as raw:
@@ -172,12 +188,13 @@ def fill(raw: Raw, ledger: int) -> int:
     return entry
 
 
+@pytest.mark.parametrize("index", ["sorted", "db"])
 def test_a_full_disk_makes_it_read_only_with_everything_readable(
-    make_bookie: Make, small_disk: Path, cluster: str
+    make_bookie: Make, small_disk: Path, cluster: str, index: str
 ) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(8 << 20))
-    bookie = make_bookie("small/bookie").start()
+    bookie = make_bookie("small/bookie", index=index).start()
     with bookie.connect() as raw:
         taken = fill(raw, 1)
         assert taken > 20

@@ -14,7 +14,7 @@ from dlog.bookie.cache import Half, ReadCache, Stored
 from dlog.bookie.entry_log import parse_section_end
 from dlog.bookie.index import CHUNK_ENTRIES, LedgerRow, runs_to_merge
 from dlog.bookie.journal import FIRST_MARKS, JournalMark
-from dlog.bookie.manifest import LogFile, Manifest, RunFile, decode, encode
+from dlog.bookie.manifest import IndexKind, LogFile, Manifest, RunFile, decode, encode
 from dlog.bookie.messages import CheckpointDue
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DamagedError
@@ -29,6 +29,19 @@ from tests.simulation.disk import SimulatedDisk, SimulatedFile
 from tests.sorted_runs import runs_of
 
 DIR = "/d"
+_kinds = [IndexKind.SORTED]  # of the index in the running test
+on_both = pytest.mark.parametrize("kind", list(IndexKind), indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.unit.bookie.test_ledger_dir._kinds", [getattr(request, "param", IndexKind.SORTED)])
+
+
+def ledger_dir(
+    disk: SimulatedDisk, entry_log_bytes: int, entry_logs_open_max: int = 256, *, reserve_bytes: int = 0
+) -> LedgerDir:
+    return LedgerDir(disk, DIR, entry_log_bytes, entry_logs_open_max, reserve_bytes, _kinds[0])
 
 
 def half(*ids: tuple[int, int], body: bytes = b"") -> Half:
@@ -40,7 +53,7 @@ def half(*ids: tuple[int, int], body: bytes = b"") -> Half:
 
 
 def directory(disk: SimulatedDisk, entry_log_bytes: int = 1 << 30) -> LedgerDir:
-    made = LedgerDir(disk, DIR, entry_log_bytes)
+    made = ledger_dir(disk, entry_log_bytes)
     made.load()
     return made
 
@@ -49,6 +62,7 @@ def row(ledger: int, last: int = -1, fenced: bool = False) -> LedgerRow:
     return LedgerRow(ledger, b"k" * 20, fenced, last - 1, last)
 
 
+@on_both
 @pytest.mark.parametrize("alone_bytes", [32 << 10, 1], ids=["together", "one by one"])
 def test_lookup_reads_ahead_over_neighbours_and_stops_at_a_gap(
     alone_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -63,6 +77,7 @@ def test_lookup_reads_ahead_over_neighbours_and_stops_at_a_gap(
     assert made.lookup(1, 15, 100, 1 << 20) == made.lookup(3, 0, 100, 1 << 20) == []
 
 
+@on_both
 @pytest.mark.parametrize("body", [0, 100, 1 << 20, (1 << 20) - 32 - 8 - 24, (5 << 20) + 1])
 def test_a_log_is_whole_blocks_whatever_the_sizes_of_entries(body: int) -> None:
     disk = SimulatedDisk()
@@ -76,6 +91,7 @@ def test_a_log_is_whole_blocks_whatever_the_sizes_of_entries(body: int) -> None:
             assert again.lookup(ledger, entry, 1, 1 << 30) == [packet(ledger, entry, bytes(body))]
 
 
+@on_both
 def test_entry_logs_are_read_as_asked_whoever_opened_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The journal's syncs would wait behind the read-ahead of a catch-up read; runs are looked up at random."""
     asked: list[int] = []
@@ -92,6 +108,7 @@ def test_entry_logs_are_read_as_asked_whoever_opened_them(monkeypatch: pytest.Mo
     assert asked == [inode, inode], "and when it was opened"
 
 
+@on_both
 def test_a_log_that_ends_within_a_block_is_not_continued() -> None:
     """An earlier version wrote such a log."""
     made = directory(SimulatedDisk())
@@ -103,6 +120,7 @@ def test_a_log_that_ends_within_a_block_is_not_continued() -> None:
     assert made.lookup(1, 0, 1, 1 << 20) == [packet(1, 0)] and made.lookup(1, 1, 1, 1 << 20) == [packet(1, 1)]
 
 
+@on_both
 def test_many_flushes_merge_and_keep_every_entry() -> None:
     disk = SimulatedDisk()
     made = directory(disk, entry_log_bytes=20_000)
@@ -121,10 +139,11 @@ def test_many_flushes_merge_and_keep_every_entry() -> None:
             assert again.lookup(ledger, entry, 1, 1 << 20) == [packet(ledger, entry)]
         for ledger, entry in ((1, 5000), (3, 0), (7, 60 * 50)):
             assert again.lookup(ledger, entry, 1, 1 << 20) == []
-    rows = {r.ledger: r for r in LedgerDir(disk, DIR, 1).load()}
+    rows = {r.ledger: r for r in ledger_dir(disk, 1).load()}
     assert rows[7] == row(7, 60 * 50 - 1, fenced=True)
 
 
+@on_both
 def test_chunks_hold_more_entries_than_one_block() -> None:
     made = directory(SimulatedDisk())
     ids = [(1, e) for e in range(CHUNK_ENTRIES * 3 + 5)]
@@ -132,6 +151,7 @@ def test_chunks_hold_more_entries_than_one_block() -> None:
     assert all(made.lookup(1, e, 1, 100) == [packet(1, e)] for _, e in ids)
 
 
+@on_both
 def test_the_table_of_contents_names_the_ledgers_of_a_log() -> None:
     disk = SimulatedDisk()
     made = directory(disk)
@@ -232,6 +252,7 @@ def test_a_missing_entry_log_is_told_and_its_entries_are_errors() -> None:
     assert station.stored(2, 0) is Code.IO_ERROR
 
 
+@on_both
 def test_a_directory_with_entries_and_no_manifest_is_refused_and_nothing_is_removed() -> None:
     disk = SimulatedDisk()
     directory(disk).flush(half((1, 0)), [], FIRST_MARKS)
@@ -288,6 +309,7 @@ def names(disk: SimulatedDisk, prefix: str) -> list[str]:
     return [name for name in disk.names(DIR) if name.startswith(prefix)]
 
 
+@on_both
 def test_a_log_without_a_living_ledger_is_deleted_and_the_others_stay() -> None:
     disk = SimulatedDisk()
     made = directory(disk, entry_log_bytes=1)
@@ -314,7 +336,7 @@ def test_rows_and_chunks_of_ledgers_that_are_gone_leave_the_index() -> None:
     made.shrink_index()
     (run,) = runs_of(made)
     assert len(run.table) == 1
-    assert [r.ledger for r in LedgerDir(disk, DIR, 1).load()] == [99]
+    assert [r.ledger for r in ledger_dir(disk, 1).load()] == [99]
 
 
 def test_what_is_flushed_of_a_ledger_that_is_gone_reaches_neither_log_nor_index() -> None:
@@ -325,6 +347,7 @@ def test_what_is_flushed_of_a_ledger_that_is_gone_reaches_neither_log_nor_index(
     assert not names(disk, "entries-") and not names(disk, "index-")
 
 
+@on_both
 def test_a_log_whose_table_of_contents_is_damaged_is_kept_and_told() -> None:
     disk = SimulatedDisk()
     made = directory(disk)
@@ -336,6 +359,7 @@ def test_a_log_whose_table_of_contents_is_damaged_is_kept_and_told() -> None:
     assert names(disk, "entries-") and usage.reclaimed_bytes == 0 and "does not verify" in usage.failures[0]
 
 
+@on_both
 def test_a_damaged_list_of_what_is_gone_is_refused() -> None:
     disk = SimulatedDisk()
     made = directory(disk)
@@ -346,6 +370,7 @@ def test_a_damaged_list_of_what_is_gone_is_refused() -> None:
         directory(disk)
 
 
+@on_both
 def test_a_reader_under_way_goes_on_in_a_log_that_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     made = directory(SimulatedDisk())
     made.flush(half((1, 0)), [row(1, 0)], FIRST_MARKS)
@@ -360,24 +385,26 @@ def test_a_reader_under_way_goes_on_in_a_log_that_is_deleted(monkeypatch: pytest
     assert made.lookup(1, 0, 1, 1 << 20) == [], "gone, and not damaged"
 
 
+@on_both
 def test_seen_is_stored_with_a_ledgers_state() -> None:
     disk = SimulatedDisk()
     made = directory(disk)
     rows = [replace_seen(row(1, fenced=True), 127), replace_seen(row(2), 1), row(3)]
     made.flush({}, rows, FIRST_MARKS)
-    assert LedgerDir(disk, DIR, 1).load() == rows
+    assert ledger_dir(disk, 1).load() == rows
 
 
 def replace_seen(state: LedgerRow, seen: int) -> LedgerRow:
     return state._replace(seen=seen)
 
 
+@on_both
 def test_explicit_lacs_are_kept_beside_the_other_states() -> None:
     disk = SimulatedDisk()
     made = directory(disk)
     rows = [row(1)._replace(explicit_lac=b"p" * 36), row(2), row(3, fenced=True)._replace(explicit_lac=b"q" * 16)]
     made.flush({}, rows, FIRST_MARKS)
-    assert LedgerDir(disk, DIR, 1).load() == rows
+    assert ledger_dir(disk, 1).load() == rows
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -404,6 +431,7 @@ def all_there(made: LedgerDir) -> bool:
     )
 
 
+@on_both
 def test_a_mostly_dead_log_is_emptied_in_parts_and_then_deleted() -> None:
     disk = SimulatedDisk()
     made = mostly_dead(disk)
@@ -418,6 +446,7 @@ def test_a_mostly_dead_log_is_emptied_in_parts_and_then_deleted() -> None:
     assert made.compact(0.99, 3000) is None, "what was copied is not copied again"
 
 
+@on_both
 def test_an_interrupted_compaction_copies_nothing_twice() -> None:
     disk = SimulatedDisk()
     mostly_dead(disk).compact(0.5, 5000)
@@ -494,11 +523,12 @@ def roomy_has(dirs: LedgerDirs, ledger: int) -> bool:
     return any(ledger in run.table.columns[0] for run in runs_of(dirs._dirs[1]))
 
 
+@on_both
 @pytest.mark.parametrize("copy_on_write", [False, True])
 def test_a_disk_without_a_free_byte_buries_and_frees_again_and_again(copy_on_write: bool) -> None:
     disk = SimulatedDisk()
     disk.copy_on_write = copy_on_write
-    made = LedgerDir(disk, DIR, 1, reserve_bytes=1000)
+    made = ledger_dir(disk, 1, reserve_bytes=1000)
     made.load()
     made.hold_reserve()
     for ledger in range(5):
@@ -508,14 +538,15 @@ def test_a_disk_without_a_free_byte_buries_and_frees_again_and_again(copy_on_wri
         made.bury([ledger])
         assert made.collect().reclaimed_bytes > 8000 and disk.used < before - 5000
         assert RESERVE in disk.names(DIR), "it is held again"
-        again = LedgerDir(disk, DIR, 1, reserve_bytes=1000)
+        again = ledger_dir(disk, 1, reserve_bytes=1000)
         again.load()
         assert list(again.gone) == list(range(ledger + 1)) and again.lookup(4, 0, 1, 1) == [packet(4, 0, bytes(8000))]
 
 
+@on_both
 def test_entries_are_never_written_with_the_room_of_the_reserve() -> None:
     disk = SimulatedDisk()
-    made = LedgerDir(disk, DIR, 1, reserve_bytes=50_000)
+    made = ledger_dir(disk, 1, reserve_bytes=50_000)
     made.load()
     made.hold_reserve()
     made.flush(half((1, 0)), [row(1)], FIRST_MARKS)
@@ -542,9 +573,10 @@ def test_a_mark_that_is_kept_on_a_full_disk_leaves_the_reserve_to_what_is_gone()
     assert not dirs.bury([1]) and dirs.collect().reclaimed_bytes > 9000
 
 
+@on_both
 def test_the_reserve_grows_with_the_list_of_what_is_gone() -> None:
     disk = SimulatedDisk()
-    made = LedgerDir(disk, DIR, 1, reserve_bytes=100)
+    made = ledger_dir(disk, 1, reserve_bytes=100)
     made.load()
     rng = random.Random(1)
     for _ in range(4):
@@ -558,9 +590,10 @@ def test_the_reserve_grows_with_the_list_of_what_is_gone() -> None:
         assert disk.image.names[f"{DIR}/{RESERVE}"] == inode, "it is not made anew for one id"
 
 
+@on_both
 def test_a_reserve_that_finds_no_room_is_held_later() -> None:
     disk = SimulatedDisk(bytes_max=600)
-    made = LedgerDir(disk, DIR, 1, reserve_bytes=1000)
+    made = ledger_dir(disk, 1, reserve_bytes=1000)
     made.load()
     made.hold_reserve()
     assert disk.names(DIR) == []
