@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -49,7 +49,7 @@ class HeldObjects(MemoryObjects):
 class Bench:
     """One object: BLOCKS blocks of STREAM, and one of OTHER behind them."""
 
-    def __init__(self, cache: AsyncLruCache[Hashable, Any], limits: ReadLimits) -> None:
+    def __init__(self, cache: AsyncLruCache[Any, Any], limits: ReadLimits) -> None:
         async def find_folder() -> Location:
             return FOLDER
 
@@ -99,7 +99,7 @@ def payload(at: int) -> bytes:
 
 @asynccontextmanager
 async def bench(limits: ReadLimits = LIMITS, cache_bytes: int = 1 << 20) -> AsyncIterator[Bench]:
-    async with AsyncLruCache[Hashable, Any](cache_bytes) as cache:
+    async with AsyncLruCache[Any, Any](cache_bytes) as cache:
         made = Bench(cache, limits)
         await made.reads.index(made.name)
         made.objects.reads.clear()
