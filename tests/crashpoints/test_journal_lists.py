@@ -37,7 +37,7 @@ class Registering(MemoryMetadata):
 
     def at(self, after: int) -> list[MemoryMetadata]:
         """What ZooKeeper may hold when the power is cut after so many operations."""
-        held = []
+        held: list[tuple[str, MemoryMetadata]] = []
         for known in ([at <= after for at, _ in self.cookies], [at < after for at, _ in self.cookies]):
             text = [text for (_, text), is_there in zip(self.cookies, known, strict=True) if is_there][-1]
             if all(text != other for other, _ in held):
