@@ -281,10 +281,12 @@ def open_storage(
             after[number] = group.end
             if restored.bytes >= options.write_cache_bytes:
                 _with_room(give_room, paths, partial(dirs.flush, *restored.take(), tuple(after), limbo=limbo))
-    for journal, end in zip(journals, map(max, after, dirs.marks(len(journals))), strict=True):
+    started = tuple(
         _with_room(give_room, paths, partial(journal.start, end))
+        for journal, end in zip(journals, map(max, after, dirs.marks(len(journals))), strict=True)
+    )
     opened = OpenedStorage(journals, dirs, list(restored.rows.values()), limbo)
-    _with_room(give_room, paths, partial(dirs.flush, *restored.take(), opened.marks, limbo=limbo))
+    _with_room(give_room, paths, partial(dirs.flush, *restored.take(), started, limbo=limbo))
     for journal, mark in zip(journals, dirs.marks(len(journals)), strict=True):
         journal.release(mark)
     dirs.hold_reserves()
