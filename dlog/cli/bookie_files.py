@@ -28,8 +28,8 @@ def fsck(directory: str, journal_dirs: str, ledger_dirs: str, repair: bool, as_j
 
     \b
     list       MANIFEST or GONE is missing or damaged; nothing else can be checked
-    run        an index file is lost (of an index db: any part of it), with keys and fences of ledgers;
-               rebuilds it, and the bookie is read-only then
+    run        an index file, or a part of an index db, is lost, with keys and fences
+               of ledgers; --repair rebuilds it, and the bookie is read-only then
     chunk      a part of an index file does not verify; --repair rebuilds it
     nowhere    index rows that point to no place in an entry log; --repair points
     elsewhere  ... or to other bytes             them to a good copy, if there is one
