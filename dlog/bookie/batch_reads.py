@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from dlog.bookie.stored_reads import Outcome, Resume
 from dlog.machine import Peer, Send
 from dlog.options import MiB
 from dlog.wire.bookie import BatchRead, BatchReadDone, Code
@@ -16,8 +17,6 @@ from dlog.wire.framing import Buffer
 
 BATCH_BYTES_MAX = 5 * MiB
 _BATCH_HEAD = 24 + 8 + 4
-
-Outcome = Buffer | Code | None  # packet; NO_ENTRY or an error; None: look again
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +32,7 @@ class Batch:
 
 
 #: find(ledger, entry, peer, parked, resume, waiter, out, alone, wanted): as Bookie._find
-Find = Callable[[int, int, Peer, Any, Callable[[Any, Outcome, list[Any]], None], Any, list[Any], bool, int], Outcome]
+Find = Callable[[int, int, Peer, Any, Resume, Any, list[Any], bool, int], Outcome]
 #: fence(peer, request, out): as Bookie._fence
 Fence = Callable[[Peer, BatchRead, list[Any]], Code | None]
 

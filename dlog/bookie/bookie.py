@@ -26,19 +26,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from fastcrc.crc32 import iscsi as crc32c
 
 from dlog.bookie.batch_reads import Batch, BatchReads
-from dlog.bookie.cache import ReadCache, Stored, WriteCache
+from dlog.bookie.cache import Stored, WriteCache
 from dlog.bookie.events import (
     BookieReadOnly,
     BookieWritable,
     CheckpointFailed,
     EntryConflict,
-    EntryDamaged,
     LedgerFencedHere,
 )
 from dlog.bookie.id_set import IdSet
@@ -51,7 +49,6 @@ from dlog.bookie.messages import (
     CheckpointDue,
     CollectAsked,
     CollectDue,
-    Fetch,
     Fetched,
     Flush,
     Flushed,
@@ -68,6 +65,7 @@ from dlog.bookie.messages import (
     StoredSummarized,
 )
 from dlog.bookie.options import BookieOptions
+from dlog.bookie.stored_reads import Outcome, Resume, StoredReads
 from dlog.bookie.summaries import Summaries
 from dlog.bookie.tail_reads import LacReading, PollTimer, TailRead, TailReads
 from dlog.machine import Peer, PeerLost, Persist, Persisted, Received, Send, Tell, TimerFired
@@ -110,22 +108,6 @@ _LISTINGS_MAX = 16  # lists of entries at once, each of which may take megabytes
 _RECORD_COST = 128  # memory of a waiting record beside its payload, in bytes
 
 
-Outcome = Buffer | Code | None  # packet; NO_ENTRY or IO_ERROR; None: not in the result, look again
-Resume = Callable[[Any, Outcome, list[Any]], None]
-_Waiter = tuple[int, Resume, Any]  # entry, function to resume with, its argument
-
-
-@dataclass(slots=True, eq=False)
-class _Fetching:
-    """A read from disk of up to `entries` entries from `entry` on, and the requests that wait for them."""
-
-    ledger: int
-    entry: int
-    entries: int
-    checkpoints: int  # number of checkpoints when it was started
-    waiters: list[_Waiter]
-
-
 class Bookie:
     """The state machine. `rows`: ledgers found by a restart; `gone`: collected ledgers; `limbo`: data may have been
     lost, so the bookie never denies an entry; `journals`: how many it has.
@@ -148,23 +130,18 @@ class Bookie:
         self._ledgers = {row.ledger: restored(row) for row in rows}
         self._new.update(number for number, ledger in self._ledgers.items() if not ledger.seen)
         self._cache = WriteCache()
-        self._read_cache = ReadCache(options.read_cache_bytes)
+        self._stored = StoredReads(options, self._cache, limbo=limbo)
         self._waiting = JournalQueues(journals)
         self._dirty: dict[int, Ledger] = {}
         self._flush: Flush | None = None  # in flight, or failed and to be retried
         self._flush_running = False
-        self._checkpoints = 0
-        self._tokens_of_fetches = 0
-        self._fetches: dict[int, _Fetching] = {}
-        self._fetches_of: dict[int, list[_Fetching]] = {}
-        self.reads_waiting = 0
         self._free_bytes = 1 << 62
         self._no_room = False  # the journal or a flush ran out of space
         self.read_only = limbo
         self._shortage = 0  # worst level since the last recovery of space: 1 nearly full, 2 read-only
         self._doors: dict[type[Any], Callable[[Any, list[Any]], None]] = {
             Persisted: self._persisted,
-            Fetched: self._fetched,
+            Fetched: self._stored.fetched,
             CheckpointDue: self._checkpoint_due,
             Flushed: self._flushed,
             PersistRefused: self._persist_refused,
@@ -213,6 +190,11 @@ class Bookie:
     def waiting_bytes(self) -> int:
         """Memory of the records that wait for the journals."""
         return self._waiting.waiting_bytes
+
+    @property
+    def reads_waiting(self) -> int:
+        """How many requests wait for the disk."""
+        return self._stored.waiting
 
     @property
     def ledgers(self) -> int:
@@ -283,13 +265,8 @@ class Bookie:
                     return None
                 return code
             if entry <= ledger.last and not known_absent:
-                held = self._in_memory(m.ledger, entry)
-                if held is not None:
-                    return self._compare(m, held, out)
-                if self.reads_waiting >= self._options.reads_waiting_max:
-                    return Code.TOO_MANY_REQUESTS
-                self._fetch(ledger.ledger, entry, self._resume_add, (peer, m), out, alone=True)
-                return None
+                held = self._stored.find(m.ledger, entry, self._resume_add, (peer, m), out, alone=True)
+                return held if held is None or isinstance(held, Code) else self._compare(m, held, out)
         elif m.ledger in self._gone:
             return Code.NO_LEDGER if m.recovery else Code.FENCED
         packet = m.parts[0] if len(m.parts) == 1 else b"".join(m.parts)
@@ -351,7 +328,7 @@ class Bookie:
         if outcome is None:
             self._add(peer, m, out)
         elif isinstance(outcome, Code):
-            self._add(peer, m, out, known_absent=self._in_memory(m.ledger, m.entry) is None)
+            self._add(peer, m, out, known_absent=self._stored.in_memory(m.ledger, m.entry) is None)
         else:
             out.append(Send(peer, EntryAdded(m.ledger, m.entry, self._compare(m, outcome, out))))
 
@@ -569,108 +546,7 @@ class Bookie:
             return None
         if entry < 0 or entry > ledger.last:
             return Code.IO_ERROR if self._limbo else Code.NO_ENTRY
-        packet = self._in_memory(number, entry)
-        if packet is not None:
-            return packet
-        if self.reads_waiting >= self._options.reads_waiting_max:
-            return Code.TOO_MANY_REQUESTS
-        self._fetch(number, entry, resume, waiter, out, alone=alone, wanted=wanted)
-        return None
-
-    def _in_memory(self, ledger: int, entry: int) -> Buffer | None:
-        packet = self._cache.get(ledger, entry)
-        return packet if packet is not None else self._read_cache.get(ledger, entry)
-
-    def _fetch(
-        self,
-        ledger: int,
-        entry: int,
-        resume: Resume,
-        waiter: Any,
-        out: list[Any],
-        *,
-        alone: bool,
-        wanted: int = 0,
-    ) -> None:
-        """Read an entry from disk, or join a read in flight that covers it.
-
-        Sequential reads are read ahead, random reads are not. alone: join no other read, and read ahead only for a
-        batch.
-        """
-        self.reads_waiting += 1
-        one = (entry, resume, waiter)
-        under_way = self._fetches_of.get(ledger, ())
-        if not alone:
-            for fetching in under_way:
-                if fetching.entry <= entry < fetching.entry + fetching.entries:
-                    fetching.waiters.append(one)
-                    return
-        entries = 1
-        if wanted > 0 or (not alone and self._reads_on(ledger, entry)):
-            others = [fetching.entry - entry for fetching in under_way if fetching.entry > entry]
-            entries = min([self._options.read_ahead_entries, *others])  # the rest is being read
-        self._ask_disk(ledger, entry, entries, [one], out, wanted)
-
-    def _reads_on(self, ledger: int, entry: int) -> bool:
-        """Whether the entry before this one is being read or was read recently."""
-        before = entry - 1
-        return (
-            before < 0
-            or self._in_memory(ledger, before) is not None
-            or any(f.entry <= before < f.entry + f.entries for f in self._fetches_of.get(ledger, ()))
-        )
-
-    def _ask_disk(
-        self, ledger: int, entry: int, entries: int, waiters: list[_Waiter], out: list[Any], wanted: int = 0
-    ) -> None:
-        self._tokens_of_fetches = token = self._tokens_of_fetches + 1
-        fetching = _Fetching(ledger, entry, entries, self._checkpoints, waiters)
-        self._fetches[token] = fetching
-        self._fetches_of.setdefault(ledger, []).append(fetching)
-        out.append(Fetch(token, ledger, entry, entries, max(self._options.read_ahead_bytes, wanted)))
-
-    def _fetched(self, fact: Fetched, out: list[Any]) -> None:
-        fetching = self._fetches.pop(fact.token)
-        under_way = self._fetches_of[fetching.ledger]
-        under_way.remove(fetching)
-        if not under_way:
-            del self._fetches_of[fetching.ledger]
-        first, packets = fetching.entry, fact.packets
-        for i, packet in enumerate(packets):
-            self._read_cache.put(fetching.ledger, first + i, packet)
-        nothing: Outcome = Code.NO_ENTRY
-        if fact.damage:
-            nothing = Code.IO_ERROR
-            out.append(Tell(EntryDamaged(fetching.ledger, first, fact.damage)))
-        elif self._limbo:
-            nothing = Code.IO_ERROR
-        elif fetching.checkpoints != self._checkpoints:
-            nothing = None  # entries may have moved from memory to the index since: look again
-        left: list[_Waiter] = []
-        for entry, resume, waiter in fetching.waiters:
-            outcome: Outcome
-            if entry - first < len(packets):
-                outcome = packets[entry - first]
-            elif entry == first:
-                outcome = nothing
-            else:
-                outcome = self._in_memory(fetching.ledger, entry)
-                if outcome is None:
-                    left.append((entry, resume, waiter))
-                    continue
-            self.reads_waiting -= 1
-            resume(waiter, outcome, out)
-        self._fetch_rest(fetching.ledger, left, out)
-
-    def _fetch_rest(self, ledger: int, left: list[_Waiter], out: list[Any]) -> None:
-        """Read entries that a disk read did not return; each read returns at least its first entry."""
-        left.sort(key=lambda one: one[0])
-        while left:
-            first = left[0][0]
-            reach = first + self._options.read_ahead_entries
-            together = [one for one in left if one[0] < reach]
-            del left[: len(together)]
-            self._ask_disk(ledger, first, together[-1][0] - first + 1, together, out)
+        return self._stored.find(number, entry, resume, waiter, out, alone=alone, wanted=wanted)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -680,7 +556,7 @@ class Bookie:
         if self._flush is None:
             rows = tuple([ledger.row() for ledger in self._dirty.values()])
             self._dirty = {}
-            self._flush = Flush(self._checkpoints + 1, self._cache.swap(), rows)
+            self._flush = Flush(self._stored.checkpoints + 1, self._cache.swap(), rows)
         self._flush_running = True
         out.append(self._flush)
 
@@ -699,7 +575,7 @@ class Bookie:
             out.append(Tell(CheckpointFailed(fact.failure)))
         else:
             self._flush = None
-            self._checkpoints += 1
+            self._stored.checkpoints += 1
             self._cache.forget_flushed()
             self._no_room = False
             self._flush_if_full(out)

@@ -19,16 +19,14 @@ from typing import Any
 
 from dlog.bookie.ledgers import Ledger
 from dlog.bookie.messages import PollWaits
+from dlog.bookie.stored_reads import Outcome, Resume
 from dlog.machine import CancelTimer, Peer, Send, SetTimer
 from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
 from dlog.wire.bookie import Code
 from dlog.wire.bookie_v3_messages import LacRead, ReadLac, ReadWithLac, ReadWithLacDone
-from dlog.wire.framing import Buffer
 
 POLL_MS_MAX = 60_000  # a longer long poll ends then
 _ENDED_KEPT = 16  # ended polls that the heap of a ledger may hold beside as many as wait
-
-Outcome = Buffer | Code | None  # packet; NO_ENTRY or an error; None: look again
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,7 @@ class _LedgerPolls:
 
 
 #: find(ledger, entry, peer, parked, resume, waiter, out, alone): as Bookie._find
-Find = Callable[[int, int, Peer, Any, Callable[[Any, Outcome, list[Any]], None], Any, list[Any], bool], Outcome]
+Find = Callable[[int, int, Peer, Any, Resume, Any, list[Any], bool], Outcome]
 
 
 class TailReads:
