@@ -1,0 +1,173 @@
+"""Reads entries that are in the index, through the caches and from disk.
+
+Invariants:
+- One entry is read from disk once for all that wait for it, but for those that have to look again.
+- "No such entry" is answered only if no checkpoint ended since the disk was asked: entries move from memory to the
+  index at that moment, and the reader looks again.
+- At most `reads_waiting_max` requests wait for the disk; a further one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dlog.bookie.cache import ReadCache, WriteCache
+from dlog.bookie.events import EntryDamaged
+from dlog.bookie.messages import Fetch, Fetched
+from dlog.bookie.options import BookieOptions
+from dlog.machine import Tell
+from dlog.wire.bookie import Code
+from dlog.wire.framing import Buffer
+
+Outcome = Buffer | Code | None  # packet; NO_ENTRY or an error; None: not in the result, look again
+Resume = Callable[[Any, Outcome, list[Any]], None]
+_Waiter = tuple[int, Resume, Any]  # entry, function to resume with, its argument
+
+
+@dataclass(slots=True, eq=False)
+class _Fetching:
+    """A read from disk of up to `entries` entries from `entry` on, and the requests that wait for them."""
+
+    ledger: int
+    entry: int
+    entries: int
+    checkpoints: int  # number of checkpoints when it was started
+    waiters: list[_Waiter]
+
+
+class StoredReads:
+    """The reads of one bookie. limbo: data may have been lost, so no entry is denied. waiting: how many requests wait
+    for the disk. checkpoints: how many ended; the bookie counts them here."""
+
+    def __init__(self, options: BookieOptions, cache: WriteCache, *, limbo: bool) -> None:
+        self.waiting = 0
+        self.checkpoints = 0
+        self._options = options
+        self._cache = cache
+        self._read_cache = ReadCache(options.read_cache_bytes)
+        self._limbo = limbo
+        self._tokens = 0
+        self._fetches: dict[int, _Fetching] = {}
+        self._fetches_of: dict[int, list[_Fetching]] = {}
+
+    def find(
+        self,
+        ledger: int,
+        entry: int,
+        resume: Resume,
+        waiter: Any,
+        out: list[Any],
+        *,
+        alone: bool,
+        wanted: int = 0,
+    ) -> Outcome:
+        """Return the packet or the error; None if it arrives later: then `resume` is called with `waiter`. For the rest
+        see Bookie._find."""
+        packet = self.in_memory(ledger, entry)
+        if packet is not None:
+            return packet
+        if self.waiting >= self._options.reads_waiting_max:
+            return Code.TOO_MANY_REQUESTS
+        self._fetch(ledger, entry, resume, waiter, out, alone=alone, wanted=wanted)
+        return None
+
+    def in_memory(self, ledger: int, entry: int) -> Buffer | None:
+        """Return the packet if it is in a cache."""
+        packet = self._cache.get(ledger, entry)
+        return packet if packet is not None else self._read_cache.get(ledger, entry)
+
+    def fetched(self, fact: Fetched, out: list[Any]) -> None:
+        """The disk has answered."""
+        fetching = self._fetches.pop(fact.token)
+        under_way = self._fetches_of[fetching.ledger]
+        under_way.remove(fetching)
+        if not under_way:
+            del self._fetches_of[fetching.ledger]
+        first, packets = fetching.entry, fact.packets
+        for i, packet in enumerate(packets):
+            self._read_cache.put(fetching.ledger, first + i, packet)
+        nothing: Outcome = Code.NO_ENTRY
+        if fact.damage:
+            nothing = Code.IO_ERROR
+            out.append(Tell(EntryDamaged(fetching.ledger, first, fact.damage)))
+        elif self._limbo:
+            nothing = Code.IO_ERROR
+        elif fetching.checkpoints != self.checkpoints:
+            nothing = None
+        left: list[_Waiter] = []
+        for entry, resume, waiter in fetching.waiters:
+            outcome: Outcome
+            if entry - first < len(packets):
+                outcome = packets[entry - first]
+            elif entry == first:
+                outcome = nothing
+            else:
+                outcome = self.in_memory(fetching.ledger, entry)
+                if outcome is None:
+                    left.append((entry, resume, waiter))
+                    continue
+            self.waiting -= 1
+            resume(waiter, outcome, out)
+        self._fetch_rest(fetching.ledger, left, out)
+
+    # ---- internal ----------------------------------------------------------------------------------------------------
+
+    def _fetch(
+        self,
+        ledger: int,
+        entry: int,
+        resume: Resume,
+        waiter: Any,
+        out: list[Any],
+        *,
+        alone: bool,
+        wanted: int,
+    ) -> None:
+        """Read an entry from disk, or join a read in flight that covers it.
+
+        Sequential reads are read ahead, random reads are not. alone: join no other read, and read ahead only for a
+        batch.
+        """
+        self.waiting += 1
+        one = (entry, resume, waiter)
+        under_way = self._fetches_of.get(ledger, ())
+        if not alone:
+            for fetching in under_way:
+                if fetching.entry <= entry < fetching.entry + fetching.entries:
+                    fetching.waiters.append(one)
+                    return
+        entries = 1
+        if wanted > 0 or (not alone and self._reads_on(ledger, entry)):
+            others = [fetching.entry - entry for fetching in under_way if fetching.entry > entry]
+            entries = min([self._options.read_ahead_entries, *others])  # the rest is being read
+        self._ask_disk(ledger, entry, entries, [one], out, wanted)
+
+    def _reads_on(self, ledger: int, entry: int) -> bool:
+        """Whether the entry before this one is being read or was read recently."""
+        before = entry - 1
+        return (
+            before < 0
+            or self.in_memory(ledger, before) is not None
+            or any(f.entry <= before < f.entry + f.entries for f in self._fetches_of.get(ledger, ()))
+        )
+
+    def _ask_disk(
+        self, ledger: int, entry: int, entries: int, waiters: list[_Waiter], out: list[Any], wanted: int = 0
+    ) -> None:
+        self._tokens = token = self._tokens + 1
+        fetching = _Fetching(ledger, entry, entries, self.checkpoints, waiters)
+        self._fetches[token] = fetching
+        self._fetches_of.setdefault(ledger, []).append(fetching)
+        out.append(Fetch(token, ledger, entry, entries, max(self._options.read_ahead_bytes, wanted)))
+
+    def _fetch_rest(self, ledger: int, left: list[_Waiter], out: list[Any]) -> None:
+        """Read entries that a disk read did not return; each read returns at least its first entry."""
+        left.sort(key=lambda one: one[0])
+        while left:
+            first = left[0][0]
+            reach = first + self._options.read_ahead_entries
+            together = [one for one in left if one[0] < reach]
+            del left[: len(together)]
+            self._ask_disk(ledger, first, together[-1][0] - first + 1, together, out)
