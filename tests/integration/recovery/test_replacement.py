@@ -140,7 +140,7 @@ async def test_a_killed_command_is_run_again_after_the_old_bookie_is_lost(cluste
         together = await write_together(metadata, ledgers, old, new)
         command = subprocess.Popen(  # noqa: ASYNC220 - it returns at once
             [
-                *(sys.executable, "-m", "dlog", "bookie", "replace", old, new, "--rate", "1MiB"),
+                *(sys.executable, "-m", "dlog", "bookie", "replace", old, new, "--rate", "200KiB"),  # 8 s in all
                 *("--zookeeper", cluster.hosts, "--namespace", cluster.namespace),
             ],
             stderr=subprocess.PIPE,
