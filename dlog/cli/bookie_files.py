@@ -152,7 +152,8 @@ def convert(directory: str, journal_dirs: str, ledger_dirs: str, kind: str, as_j
     """Convert the index of a stopped bookie to the other kind: `sorted`, or `db` (RocksDB). DIR: as --dir of the
     bookie. Its next start needs [bookie] index of that kind.
 
-    Nothing is lost if it is killed: run it again. It needs as much free space as the new index has.
+    Nothing is lost if it is killed: run it again. It asks for free space in each ledger directory: up to 64 bytes for
+    each entry.
     """
     dirs = _lock(directory, journal_dirs, ledger_dirs)
     results: list[Conversion] = []

@@ -27,7 +27,7 @@ from dlog.bookie.index import (
     pack_state,
 )
 from dlog.bookie.manifest import IndexKind, Manifest, encode
-from dlog.errors import DamagedError, UnavailableError
+from dlog.errors import DamagedError, DLogError, UnavailableError
 from dlog.io.database import DatabaseLimits
 from dlog.io.db_index import ROW_BYTES, DatabaseRun, open_named, write_database
 from dlog.io.disk import Disk, replace_file
@@ -79,9 +79,12 @@ def _convert(disk: Disk, directory: str, kind: IndexKind) -> Conversion:
             return Conversion(directory, kind, kind)
         try:
             new, conversion = _write(disk, directory, old, gone, kind)
+            disk.sync_dir(directory)
+            replace_file(disk, directory, MANIFEST, encode(new))
         except Exception as error:
-            with contextlib.suppress(OSError):
-                remove_unnamed(disk, directory, old)
+            with contextlib.suppress(OSError, DLogError):
+                if read_manifest(disk, directory) == old:
+                    remove_unnamed(disk, directory, old)
             if isinstance(error, DamagedError):
                 raise DamagedError(
                     f"{error.message}; nothing was changed in this directory: run `dlog bookie fsck DIR --repair` "
@@ -89,8 +92,6 @@ def _convert(disk: Disk, directory: str, kind: IndexKind) -> Conversion:
                     f"replace`): dir={directory}"
                 ) from error
             raise
-        disk.sync_dir(directory)
-        replace_file(disk, directory, MANIFEST, encode(new))
         remove_unnamed(disk, directory, new)
     return conversion
 
@@ -104,7 +105,7 @@ def _write(disk: Disk, directory: str, old: Manifest, gone: IdSet, kind: IndexKi
         for run in runs:
             states.update((row.ledger, row) for row in run.rows if row.ledger not in gone)
             run.rows = ()
-        _check_space(disk, directory, runs, states)
+        _check_space(disk, directory, runs, states, kind)
 
         def locations() -> Iterator[tuple[int, bytes]]:
             nonlocal entries
@@ -147,12 +148,19 @@ def _open_index(
 
 
 def _check_space(
-    disk: Disk, directory: str, runs: Sequence[IndexRun | DatabaseRun], states: dict[int, LedgerRow]
+    disk: Disk,
+    directory: str,
+    runs: Sequence[IndexRun | DatabaseRun],
+    states: dict[int, LedgerRow],
+    kind: IndexKind,
 ) -> None:
-    """Raises UnavailableError if the new index, of either kind, may not find enough space beside the old one."""
+    """Raises UnavailableError if the new index may not find enough space beside the old one."""
     entries = sum(sum(run.table.columns[4]) for run in runs)
     chunks = sum(len(run.table) for run in runs)
-    need = max((entries + len(states)) * ROW_BYTES, entries * LOCATION_BYTES + chunks * CHUNK_OVERHEAD_BYTES)
+    if kind is IndexKind.DB:
+        need = (entries + len(states)) * ROW_BYTES
+    else:
+        need = entries * LOCATION_BYTES + chunks * CHUNK_OVERHEAD_BYTES
     need += sum(len(pack_state(row)) for row in states.values()) + _SLACK_BYTES
     free = disk.free_bytes(directory)
     if free < need:
