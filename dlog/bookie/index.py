@@ -47,6 +47,7 @@ _COLUMNS = "qqqQI"
 _STATES_AT_ONCE = 1024
 _WITH_LAC = 0x80  # of a key length
 _COLUMN_BYTES = 8 + 8 + 8 + 8 + 4
+CHUNK_OVERHEAD_BYTES = CHUNK_HEAD_BYTES + _COLUMN_BYTES  # of a chunk in a file, without its locations
 
 
 class EntryLocation(NamedTuple):

@@ -60,8 +60,9 @@ class IndexKind(enum.StrEnum):
 class Manifest:
     """`next_file`: id of the next run, log or database. `limbo`: a damaged journal was salvaged; no entry is denied.
 
-    Of an index that is a database: `database`: its number, 0 if there is none yet; `database_writes`: number of its
-    last write; `unindexed`: where an interrupted flush left entries, which the index need not lead to.
+    `unindexed`: where an interrupted flush of an index that is, or was, a database left entries, which the index need
+    not lead to. Of an index that is a database: `database`: its number, 0 if there is none yet; `database_writes`:
+    number of its last write.
     """
 
     marks: JournalMarks = FIRST_MARKS
@@ -90,8 +91,9 @@ def encode(manifest: Manifest) -> bytes:
             "index": str(manifest.kind),
             "database": manifest.database,
             "database_writes": manifest.database_writes,
-            "unindexed": [list(part) for part in manifest.unindexed],
         }
+    if manifest.kind is IndexKind.DB or manifest.unindexed:
+        document["unindexed"] = [list(part) for part in manifest.unindexed]
     if len(manifest.marks) > 1:
         document |= {"version": _SEVERAL_JOURNALS, "more_marks": [list(mark) for mark in manifest.marks[1:]]}
     text = json.dumps(document, indent=1).encode() + b"\n"

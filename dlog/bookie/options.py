@@ -72,7 +72,8 @@ class BookieOptions:
     entry_logs_open_max: int = option(256, "entry logs kept open in each ledger directory, the last used ones")
     index: str = option(
         "sorted",
-        "index of the entry logs, chosen when the bookie is formatted: sorted (runs) or db (RocksDB, `dlogd[db]`)",
+        "index of the entry logs: sorted (runs) or db (RocksDB, `dlogd[db]`); chosen when the bookie is formatted, and "
+        "changed by `dlog bookie convert`",
     )
     index_db_cache_bytes: int = option(32 * MiB, "memory for blocks of an index db, for each ledger directory")
     index_db_write_buffer_bytes: int = option(

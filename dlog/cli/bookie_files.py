@@ -1,25 +1,46 @@
-"""`dlog bookie fsck`: checks the index of a stopped bookie against its entry logs, and rebuilds it."""
+"""`dlog bookie fsck` and `convert`: check, rebuild and convert the index of a stopped bookie."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from dlog.bookie.index_findings import Finding, FindingKind, is_clean
+from dlog.bookie.manifest import IndexKind
 from dlog.bookie.options import BookieOptions
 from dlog.cli.output import EXIT_FAILED, EXIT_OK, MutatingCommand, json_option, note, say, say_json, size_text
-from dlog.io.bookie_dirs import lock_stopped, paths_of
+from dlog.io.bookie_dirs import LockedDirs, lock_stopped, paths_of
 from dlog.io.disk import RealDisk
+from dlog.io.index_conversion import Conversion, convert_dirs
 from dlog.io.index_repair import CheckResult, check_dir, repair_dir
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+_KINDS = [str(kind) for kind in IndexKind]
+_WHEN_UNKNOWN = "run it again: the old index or the new one is there, each whole"
 
-@click.command(cls=MutatingCommand, when_unknown="run it again: the old index or the new one is there, each whole")
-@click.argument("directory", metavar="DIR")
-@click.option("--journal-dirs", metavar="DIRS", default="", help="Its journal directories, if not DIR/journal.")
-@click.option("--ledger-dirs", metavar="DIRS", default="", help="Its ledger directories, if not DIR/ledgers.")
+
+def _directory_options(command: _F) -> _F:
+    """The argument DIR and the options that name a bookie's directories."""
+    for option in (
+        click.option("--ledger-dirs", metavar="DIRS", default="", help="Its ledger directories, if not DIR/ledgers."),
+        click.option("--journal-dirs", metavar="DIRS", default="", help="Its journal directories, if not DIR/journal."),
+        click.argument("directory", metavar="DIR"),
+    ):
+        command = option(command)
+    return command
+
+
+def _lock(directory: str, journal_dirs: str, ledger_dirs: str) -> LockedDirs:
+    disk = RealDisk()
+    options = BookieOptions(dir=directory, journal_dirs=journal_dirs, ledger_dirs=ledger_dirs)
+    return lock_stopped(paths_of(options, disk), disk)
+
+
+@click.command(cls=MutatingCommand, when_unknown=_WHEN_UNKNOWN)
+@_directory_options
 @click.option("--repair", is_flag=True, help="Rebuild the index from the entry logs where that helps.")
 @json_option
 def fsck(directory: str, journal_dirs: str, ledger_dirs: str, repair: bool, as_json: bool) -> int:
@@ -43,14 +64,11 @@ def fsck(directory: str, journal_dirs: str, ledger_dirs: str, repair: bool, as_j
     unused     damaged bytes that no index row points to
     header     of a file, that nothing else needs
     """
-    disk = RealDisk()
-    dirs = lock_stopped(
-        paths_of(BookieOptions(dir=directory, journal_dirs=journal_dirs, ledger_dirs=ledger_dirs), disk), disk
-    )
+    dirs = _lock(directory, journal_dirs, ledger_dirs)
     try:
-        before = [(repair_dir if repair else check_dir)(disk, path) for path in dirs.paths.ledgers]
+        before = [(repair_dir if repair else check_dir)(dirs.disk, path) for path in dirs.paths.ledgers]
         rebuilt = [one.directory for one in before if one.rebuilt]
-        after = [check_dir(disk, one.directory) if one.rebuilt else one for one in before]
+        after = [check_dir(dirs.disk, one.directory) if one.rebuilt else one for one in before]
     finally:
         dirs.close()
     findings = _findings(after)
@@ -118,3 +136,53 @@ def _finding_json(one: Finding) -> dict[str, Any]:
 
 def _ledgers_json(results: Iterable[CheckResult]) -> list[dict[str, Any]]:
     return [asdict(one.ledgers[ledger]) for one in results for ledger in sorted(one.ledgers)]
+
+
+@click.command(cls=MutatingCommand, when_unknown=_WHEN_UNKNOWN)
+@_directory_options
+@click.option(
+    "--to",
+    "kind",
+    type=click.Choice(_KINDS),
+    required=True,
+    help="The kind of the new index.",
+)
+@json_option
+def convert(directory: str, journal_dirs: str, ledger_dirs: str, kind: str, as_json: bool) -> int:
+    """Convert the index of a stopped bookie to the other kind: `sorted`, or `db` (RocksDB). DIR: as --dir of the
+    bookie. Its next start needs [bookie] index of that kind.
+
+    Nothing is lost if it is killed: run it again. It asks for free space in each ledger directory: up to 64 bytes for
+    each entry.
+    """
+    dirs = _lock(directory, journal_dirs, ledger_dirs)
+    results: list[Conversion] = []
+    try:
+        for one in convert_dirs(dirs.disk, dirs.paths.ledgers, IndexKind(kind)):
+            results.append(one)
+            if not as_json:
+                say(_conversion_text(one))
+    finally:
+        dirs.close()
+    if as_json:
+        say_json({"index": kind, "directories": [_conversion_json(one) for one in results]})
+    if any(one.is_changed for one in results):
+        note(f'set [bookie] index = "{kind}" before you start the bookie')
+    return EXIT_OK
+
+
+def _conversion_text(one: Conversion) -> str:
+    if not one.is_changed:
+        return f"nothing to do: {one.directory}: its index is {one.after}"
+    counts = f"{one.ledgers:,} ledgers, {one.entries:,} entries"
+    return f"converted: {one.directory}: from {one.before} to {one.after}, {counts}"
+
+
+def _conversion_json(one: Conversion) -> dict[str, Any]:
+    return {
+        "directory": one.directory,
+        "converted": one.is_changed,
+        "before": str(one.before),
+        "ledgers": one.ledgers,
+        "entries": one.entries,
+    }

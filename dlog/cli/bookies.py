@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from dlog.cli.bookie_changes import decommission, pause, pause_left_s, replace_with
-from dlog.cli.bookie_files import fsck
+from dlog.cli.bookie_files import convert, fsck
 from dlog.cli.cluster import bookie_client_options, metadata_of
 from dlog.cli.discovery import zookeeper_options
 from dlog.cli.output import (
@@ -70,6 +70,7 @@ bookie.add_command(pause)
 bookie.add_command(replace_with)
 bookie.add_command(decommission)
 bookie.add_command(fsck)
+bookie.add_command(convert)
 
 
 @bookie.command()

@@ -21,7 +21,7 @@ from dlog.bookie.journal import Damage, Group, JournalDamaged, JournalMarks, jou
 from dlog.bookie.journal_replay import Restored
 from dlog.bookie.manifest import IndexKind
 from dlog.bookie.options import BookieOptions
-from dlog.errors import DamagedError, UnavailableError
+from dlog.errors import ConfigError, DamagedError, UnavailableError
 from dlog.events import Event
 from dlog.io.database import DatabaseLimits
 from dlog.io.disk import NO_SPACE, Disk
@@ -54,12 +54,23 @@ class LedgerDirs:
         ]
 
     def load(self, tell: Tell) -> list[LedgerRow]:
-        """Load all directories. Raises DamagedError, see LedgerDir.load."""
+        """Load all directories. Raises as LedgerDir.load, and ConfigError if a conversion of indexes was
+        interrupted."""
+        self._check_kinds()
         rows = [row for directory in self._dirs for row in directory.load()]
         for directory in self._dirs:
             for name in directory.missing_logs():
                 tell(StorageDamaged(f"entry log is missing or cut off, its entries cannot be read: file={name}"))
         return rows
+
+    def _check_kinds(self) -> None:
+        kinds = {kind for directory in self._dirs if (kind := directory.stored_kind()) is not None}
+        if len(kinds) > 1:
+            raise ConfigError(
+                'some ledger directories of this bookie have the index "db", some "sorted", as a conversion was '
+                "interrupted: run `dlog bookie convert DIR --to db` or `--to sorted`, which converts the rest, and set "
+                "[bookie] index to that kind"
+            )
 
     def lookup(self, ledger: int, entry: int, entries_max: int, bytes_max: int) -> list[bytes]:
         """See LedgerDir.lookup."""

@@ -207,13 +207,15 @@ class DbIndex:
 # ---- whole databases, of a stopped bookie ----------------------------------------------------------------------------
 
 
-def open_named(disk: Disk, directory: str, manifest: Manifest, limits: DatabaseLimits) -> Database:
+def open_named(
+    disk: Disk, directory: str, manifest: Manifest, limits: DatabaseLimits, *, read_only: bool = False
+) -> Database:
     """Open the database that the manifest names. Raises DamagedError if it is missing, or older than the manifest, and
     as Database."""
     name = database_name(manifest.database)
     if not any(other.partition(".")[0] == name for other in disk.names(directory)):
         raise DamagedError(f"the index database is missing, {_REBUILD}: dir={directory}/{name}")
-    database = disk.open_database(f"{directory}/{name}", limits, create=False)
+    database = disk.open_database(f"{directory}/{name}", limits, read_only=read_only)
     try:
         if (writes := last_write(database)) < manifest.database_writes:
             raise DamagedError(

@@ -132,9 +132,12 @@ class Disk(Protocol):
         """Create the directory and its parents, each durable in its parent, unless it exists."""
         ...
 
-    def open_database(self, path: str, limits: DatabaseLimits, *, create: bool) -> Database:
+    def open_database(
+        self, path: str, limits: DatabaseLimits, *, create: bool = False, read_only: bool = False
+    ) -> Database:
         """Open the database of that name. Its parts are named `path`, or `path` and a dot and more. create: it, if
-        there is none. Raises as Database, and ConfigError if there is no library for it."""
+        there is none. read_only: change nothing in it. Raises as Database, and ConfigError if there is no library for
+        it."""
         ...
 
     def remove_database(self, path: str) -> None:
@@ -334,8 +337,10 @@ class RealDisk:
                 directory.mkdir()
             self.sync_dir(str(directory.parent))
 
-    def open_database(self, path: str, limits: DatabaseLimits, *, create: bool) -> Database:
-        return RocksDatabase(path, limits, create=create)
+    def open_database(
+        self, path: str, limits: DatabaseLimits, *, create: bool = False, read_only: bool = False
+    ) -> Database:
+        return RocksDatabase(path, limits, create=create, read_only=read_only)
 
     def remove_database(self, path: str) -> None:
         remove_rocks(path)

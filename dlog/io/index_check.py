@@ -201,7 +201,7 @@ class LedgerDirCheck:
         """Read the whole database; one part that does not verify is the loss of all: any row may be in it."""
         path = self._path(database_name(manifest.database))
         try:
-            database = open_named(self._disk, self._directory, manifest, DatabaseLimits())
+            database = open_named(self._disk, self._directory, manifest, DatabaseLimits(), read_only=True)
             self._database = database
             run = DatabaseRun(database)
         except (DamagedError, OSError) as error:

@@ -33,7 +33,7 @@ from dlog.io.db_index import remove_parts, write_database
 from dlog.io.disk import BLOCK_BYTES, Disk, replace_file
 from dlog.io.file_errors import named_errors
 from dlog.io.index_check import CheckedLog, LedgerDirCheck
-from dlog.io.index_runs import IndexRun, log_name, open_run, run_name, write_run
+from dlog.io.index_runs import IndexRun, log_name, open_run, run_name, write_index, write_run
 from dlog.io.ledger_dir import MANIFEST
 
 _SPILL_ENTRIES = 500_000  # locations in memory, about 100 bytes each
@@ -168,12 +168,7 @@ class _Repair:
         if parts:
             yield write_run(self._disk, self._directory, number, [*parts, *lost.finish(())])
             number += 1
-        yield write_run(self._disk, self._directory, number, self._index_parts(RunBuilder()))
-
-    def _index_parts(self, builder: RunBuilder) -> Iterator[bytes]:
-        for ledger, locations in self._locations():
-            yield builder.chunk(ledger, locations)
-        yield from builder.finish(self._states())
+        yield write_index(self._disk, self._directory, number, self._locations(), self._states())
 
     def _locations(self) -> Iterator[tuple[int, bytes]]:
         spilled = [MergeSource(run.table, run.read_chunk) for run in self._spill.runs]

@@ -14,6 +14,7 @@ from dlog.bookie.index import (
     TRAILER_BYTES,
     EntryLocation,
     LedgerRow,
+    RunBuilder,
     RunTable,
     locate,
     location_at,
@@ -54,12 +55,14 @@ def is_named(manifest: Manifest, name: str) -> bool:
 
 def remove_unnamed(disk: Disk, directory: str, manifest: Manifest) -> None:
     """Remove what interrupted writes left. Raises OSError."""
-    for name in disk.names(directory):
-        if name.startswith(OURS) and not is_named(manifest, name):
-            if name.startswith("database-"):
-                disk.remove_database(f"{directory}/{name}")
-            else:
-                disk.unlink(f"{directory}/{name}")
+    unnamed = [name for name in disk.names(directory) if name.startswith(OURS) and not is_named(manifest, name)]
+    if unnamed:
+        disk.sync_dir(directory)  # a process may have died before it synced this manifest
+    for name in unnamed:
+        if name.startswith("database-"):
+            disk.remove_database(f"{directory}/{name}")
+        else:
+            disk.unlink(f"{directory}/{name}")
 
 
 class IndexRun:
@@ -167,6 +170,17 @@ def write_run(disk: Disk, directory: str, number: int, buffers: Iterable[bytes])
     file.datasync()
     file.close()
     return RunFile(number, writer.offset, parse_trailer(buffer[-TRAILER_BYTES:])[3])
+
+
+def write_index(
+    disk: Disk, directory: str, number: int, locations: Iterable[tuple[int, bytes]], states: Iterable[LedgerRow]
+) -> RunFile:
+    """Write an index run with these locations, (ledger, packed) in order and cut to chunks, and states. As
+    `write_run`."""
+    builder = RunBuilder()
+    chunks = (builder.chunk(ledger, packed) for ledger, packed in locations)
+    parts = (part for source in (chunks, builder.finish(states)) for part in source)
+    return write_run(disk, directory, number, parts)
 
 
 class _Appender:

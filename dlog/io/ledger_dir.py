@@ -118,32 +118,23 @@ class LedgerDir:
         Raises DamagedError if manifest, GONE or index are damaged, ConfigError if the index is of the other kind.
         """
         kind = self.manifest.kind
-        data = read_file(self._disk, self._directory, MANIFEST)
-        if data is not None:
-            try:
-                self.manifest = decode(data)
-            except DamagedError as error:
-                raise DamagedError(f"{error.message}: dir={self._directory}") from error
-            if (stored := self.manifest.kind) is not kind:
+        stored = read_manifest(self._disk, self._directory)
+        if stored is not None:
+            if stored.kind is not kind:
                 raise ConfigError(
-                    f'this bookie was formatted with the index "{stored}", not "{kind}", and keeps it: set [bookie] '
-                    f'index = "{stored}"; for the other one make a new bookie, and then `dlog bookie replace`: '
-                    f"dir={self._directory}"
+                    f'the index of this bookie is "{stored.kind}", not "{kind}": set [bookie] index = "{stored.kind}", '
+                    f"or run `dlog bookie convert DIR --to {kind}`: dir={self._directory}"
                 )
-        elif any(name.startswith(OURS) for name in self._disk.names(self._directory)):
-            raise DamagedError(
-                f"MANIFEST is missing in a directory that holds entries; put it back, or treat all directories of "
-                f"this bookie as lost: dir={self._directory}"
-            )
-        gone = read_file(self._disk, self._directory, GONE)
-        if gone is not None:
-            try:
-                self.gone = decode_id_set(gone)
-            except DamagedError as error:
-                raise DamagedError(f"{error.message}: file={self._directory}/{GONE}") from error
+            self.manifest = stored
+        self.gone = read_gone(self._disk, self._directory)
         rows = self.index.load(self.manifest)
         remove_unnamed(self._disk, self._directory, self.manifest)
         return [row for row in rows if row.ledger not in self.gone]
+
+    def stored_kind(self) -> IndexKind | None:
+        """The kind of the index in the directory; None: there is no MANIFEST yet. Raises as `read_manifest`."""
+        stored = read_manifest(self._disk, self._directory)
+        return None if stored is None else stored.kind
 
     def space(self) -> DiskSpace:
         """Raises OSError."""
@@ -480,6 +471,31 @@ class LedgerDir:
     def close(self) -> None:
         self._logs.close()
         self.index.close()
+
+
+def read_manifest(disk: Disk, directory: str) -> Manifest | None:
+    """The MANIFEST; None: there is none yet. Raises DamagedError, UnsupportedVersionError."""
+    data = read_file(disk, directory, MANIFEST)
+    if data is not None:
+        try:
+            return decode(data)
+        except DamagedError as error:
+            raise DamagedError(f"{error.message}: dir={directory}") from error
+    if any(name.startswith(OURS) for name in disk.names(directory)):
+        raise DamagedError(
+            f"MANIFEST is missing in a directory that holds entries; put it back, or treat all directories of this "
+            f"bookie as lost: dir={directory}"
+        )
+    return None
+
+
+def read_gone(disk: Disk, directory: str) -> IdSet:
+    """The deleted ledgers. Raises DamagedError."""
+    data = read_file(disk, directory, GONE)
+    try:
+        return IdSet() if data is None else decode_id_set(data)
+    except DamagedError as error:
+        raise DamagedError(f"{error.message}: file={directory}/{GONE}") from error
 
 
 @contextlib.contextmanager

@@ -42,8 +42,11 @@ _REBUILD = "see `dlog bookie fsck --help`"
 class RocksDatabase:
     """A Database."""
 
-    def __init__(self, path: str, limits: DatabaseLimits, *, create: bool) -> None:
-        """Open the directory, or create it. Raises as Database, and ConfigError if rocksdict is not installed."""
+    def __init__(self, path: str, limits: DatabaseLimits, *, create: bool = False, read_only: bool = False) -> None:
+        """Open the directory, or create it. Raises as Database, and ConfigError if rocksdict is not installed.
+
+        read_only: RocksDB changes no file; rocksdict writes its own, rocksdict-config.json, again with the same bytes.
+        """
         try:
             import rocksdict
         except ImportError as error:
@@ -53,6 +56,7 @@ class RocksDatabase:
             ) from None
         self._path = path
         self._limits = limits
+        self._read_only = read_only
         self._module: Any = rocksdict
         self._lock = threading.Lock()  # of one read, and of opening again
         self._unlogged = self._module.WriteOptions()
@@ -151,6 +155,8 @@ class RocksDatabase:
         if not create:
             check_manifest(self._path)
         with self._named_errors():
+            if self._read_only:
+                return module.Rdict(self._path, options, access_type=module.AccessType.read_only(False))
             return module.Rdict(self._path, options)
 
     def _opened(self) -> Any:
@@ -163,6 +169,7 @@ class RocksDatabase:
 
     def _writable(self) -> None:
         """Open it again after a failure. Until there is space for that the old handle serves reads."""
+        assert not self._read_only
         if self._failed and shutil.disk_usage(self._path).free < _REOPEN_BYTES:
             raise OSError(errno.ENOSPC, "no space for opening the index database again", self._path)
         with self._lock:

@@ -21,8 +21,9 @@ _Rows = dict[bytes, bytes]
 class SimulatedDatabase:
     """A Database. Its files are PATH.list and PATH.0, PATH.1, ..."""
 
-    def __init__(self, disk: Disk, path: str, *, create: bool) -> None:
+    def __init__(self, disk: Disk, path: str, *, create: bool = False, read_only: bool = False) -> None:
         self._disk = disk
+        self._read_only = read_only
         self._directory, _, self._name = path.rpartition("/")
         self._fresh: list[tuple[bytes, bytes | None]] = []  # (key, value); with None: deleted
         self._rows: _Rows = {}
@@ -50,7 +51,7 @@ class SimulatedDatabase:
                 return
             for key, value in json.loads(data):
                 self._apply(bytes.fromhex(key), None if value is None else bytes.fromhex(value))
-        for name in disk.names(self._directory):
+        for name in () if read_only else disk.names(self._directory):
             if name.startswith(f"{self._name}.") and name not in {f"{self._name}.list", *(n for n, _ in self._files)}:
                 disk.unlink(f"{self._directory}/{name}")
 
@@ -79,6 +80,7 @@ class SimulatedDatabase:
 
     def write(self, rows: Iterable[Row], deleted: Iterable[Range] = ()) -> None:
         self._check()
+        assert not self._read_only
         gone = [(key, None) for first, end in deleted for key in self._rows if first <= key < end]
         for key, value in (*gone, *rows):
             self._fresh.append((key, value))

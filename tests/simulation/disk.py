@@ -172,10 +172,12 @@ class SimulatedDisk:
     def make_dir(self, path: str) -> None:
         """Do nothing: a directory exists when it has a file, so none is lost and none is found empty."""
 
-    def open_database(self, path: str, limits: DatabaseLimits, *, create: bool) -> Database:
+    def open_database(
+        self, path: str, limits: DatabaseLimits, *, create: bool = False, read_only: bool = False
+    ) -> Database:
         from tests.simulation.database import SimulatedDatabase
 
-        return SimulatedDatabase(self, path, create=create)
+        return SimulatedDatabase(self, path, create=create, read_only=read_only)
 
     def remove_database(self, path: str) -> None:
         self.unlink(path)
@@ -573,10 +575,12 @@ class Mount:
     def make_dir(self, path: str) -> None:
         self.look()
 
-    def open_database(self, path: str, limits: DatabaseLimits, *, create: bool) -> Database:
+    def open_database(
+        self, path: str, limits: DatabaseLimits, *, create: bool = False, read_only: bool = False
+    ) -> Database:
         from tests.simulation.database import SimulatedDatabase
 
-        return SimulatedDatabase(self, path, create=create)
+        return SimulatedDatabase(self, path, create=create, read_only=read_only)
 
     def remove_database(self, path: str) -> None:
         self.unlink(path)

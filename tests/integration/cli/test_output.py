@@ -51,6 +51,7 @@ CASES: dict[str, Case] = {
     "alter": Case("alter {victim} --retention 1h", makes=True),
     "append": Case("append {stream} -"),
     "append --json": Case("append {stream} - --json"),
+    "bookie convert": Case("bookie convert {stopped} --to sorted"),
     "bookie decommission": Case("bookie decommission nobody:1"),
     "bookie fsck": Case("bookie fsck {stopped}"),
     "bookie fsck --json": Case("bookie fsck {stopped} --json"),
@@ -119,8 +120,8 @@ ENDLESS = {
 
 #: commands that print the same twice
 STEADY = {
-    "bookie fsck", "bookie fsck --json", "explain", "ledger read", "ledger read --format raw", "ledger show",
-    "ledger verify", "read", "read --format json", "--help", "--version", "ledger ls --help",
+    "bookie convert", "bookie fsck", "bookie fsck --json", "explain", "ledger read", "ledger read --format raw",
+    "ledger show", "ledger verify", "read", "read --format json", "--help", "--version", "ledger ls --help",
 }  # fmt: skip
 
 

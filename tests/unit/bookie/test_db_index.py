@@ -63,6 +63,28 @@ def test_it_is_clean_and_stays_so_when_it_is_repaired(world: World) -> None:
     made.close()
 
 
+def test_a_check_changes_nothing(world: World, tmp_path: Path) -> None:
+    """rocksdict writes a file of its own again, with the same bytes."""
+    disk, directory, _ = world
+    if isinstance(disk, SimulatedDisk):
+        disk.create(f"{directory}/database-00000002.9")  # as an interrupted flush leaves one
+        operations = len(disk.operations)
+        check_dir(disk, directory)
+        assert len(disk.operations) == operations
+        return
+
+    def files() -> dict[str, tuple[bytes, int]]:
+        paths = [path for path in tmp_path.rglob("*") if path.is_file()]
+        times = {path: 0 if path.name == "rocksdict-config.json" else path.stat().st_mtime_ns for path in paths}
+        return {str(path): (path.read_bytes(), times[path]) for path in paths}
+
+    before = files()
+    assert len(before) > 5
+    assert is_clean(check_dir(disk, directory).findings)
+    assert not repair_dir(disk, directory).rebuilt
+    assert files() == before
+
+
 def test_a_damaged_database_is_rebuilt_and_the_bookie_denies_nothing(world: World) -> None:
     world[2]()
     assert [one.kind for one in check_dir(*world[:2]).findings] == [FindingKind.RUN]

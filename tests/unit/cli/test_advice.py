@@ -36,6 +36,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "seal": ("s",),
     "delete": ("s", "--yes"),
     "explain": ("s", "1:0:0"),
+    "bookie convert": ("nowhere", "--to", "db"),
     "bookie decommission": ("nobody:1",),
     "bookie fsck": ("nowhere",),
     "bookie pause": ("nobody:1",),

@@ -1,14 +1,16 @@
-"""Tests `dlog bookie fsck`: its output, its exit codes, and what it refuses."""
+"""Tests `dlog bookie fsck` and `convert`: their output, their exit codes, and what they refuse."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dlog.bookie.manifest import IndexKind
 from dlog.cli.main import main
 from dlog.io.disk import RealDisk
 from dlog.io.ledger_dir import LedgerDir
@@ -80,10 +82,11 @@ def test_notes_are_no_failure(ledgers: Path, capsys: pytest.CaptureFixture[str])
     assert (code, told["clean"], one["kind"], one["note"]) == (0, True, "file", True)
 
 
-def test_a_running_bookie_is_refused(ledgers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("words", [["fsck"], ["convert", "--to", "db"]], ids=" ".join)
+def test_a_running_bookie_is_refused(words: list[str], ledgers: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lock = RealDisk().lock(str(ledgers))
     try:
-        assert main(["bookie", "fsck", str(ledgers.parent)]) == 1
+        assert main(["bookie", *words, str(ledgers.parent)]) == 1
     finally:
         lock.close()
     assert "another bookie runs on this directory; stop it first" in capsys.readouterr().err
@@ -113,3 +116,93 @@ def test_directories_elsewhere_are_named(ledgers: Path, tmp_path: Path, capsys: 
     assert f"ledgers={ledgers}" in capsys.readouterr().err
     shutil.copytree(ledgers.parent, tmp_path / "copy" / "b")
     assert main(["bookie", "fsck", str(tmp_path / "copy" / "b")]) == 0, "a copy of all of them is as good"
+
+
+# ---- convert ---------------------------------------------------------------------------------------------------------
+
+
+def converted(ledgers: Path, kind: str) -> int:
+    return main(["bookie", "convert", str(ledgers.parent), "--to", kind])
+
+
+def files(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()} - {"LOCK"}
+
+
+def test_an_index_is_converted_and_converted_back(ledgers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = LedgerDir(RealDisk(), str(ledgers), 1)
+    states = before.load()
+    packets = before.lookup(1, 0, 100, 1 << 20) + before.lookup(1, 10, 100, 1 << 20)
+    before.close()
+    assert len(packets) == 20
+    for old, kind, name in (("sorted", "db", "database-00000004"), ("db", "sorted", "index-00000005")):
+        assert converted(ledgers, kind) == 0
+        said = capsys.readouterr()
+        assert said.out == f"converted: {ledgers}: from {old} to {kind}, 2 ledgers, 40 entries\n"
+        assert said.err == f'set [bookie] index = "{kind}" before you start the bookie\n'
+        assert files(ledgers) == {"MANIFEST", "VERSION", "entries-00000001", name}
+        assert converted(ledgers, kind) == 0
+        said = capsys.readouterr()
+        assert (said.out, said.err) == (f"nothing to do: {ledgers}: its index is {kind}\n", "")
+        code, told = checked(capsys, ledgers.parent)
+        assert (code, told["clean"], told["findings"]) == (0, True, [])
+        made = LedgerDir(RealDisk(), str(ledgers), 1, kind=IndexKind(kind))
+        assert made.load() == states
+        assert made.lookup(1, 0, 100, 1 << 20) + made.lookup(1, 10, 100, 1 << 20) == packets
+        made.close()
+
+
+def test_a_conversion_as_json(ledgers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for changed, before, entries in ((True, "sorted", 40), (False, "db", 0)):
+        assert main(["bookie", "convert", str(ledgers.parent), "--to", "db", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        (one,) = told["directories"]
+        assert told["index"] == "db" and one["directory"] == str(ledgers)
+        assert (one["converted"], one["before"], one["entries"]) == (changed, before, entries)
+
+
+def test_a_conversion_without_rocksdict_is_refused(
+    ledgers: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = files(ledgers)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "rocksdict", None)
+        assert converted(ledgers, "db") == 2
+        assert 'pip install "dlogd[db]"' in capsys.readouterr().err
+        assert files(ledgers) == before
+    assert converted(ledgers, "db") == 0
+    before = files(ledgers)
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    assert converted(ledgers, "sorted") == 2
+    assert 'pip install "dlogd[db]"' in capsys.readouterr().err
+    assert files(ledgers) == before
+
+
+@pytest.mark.parametrize("kind", ["db", "sorted"])
+def test_a_damaged_index_is_not_converted_before_a_repair(
+    kind: str, ledgers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = ledgers / "index-00000002"
+    if kind == "sorted":
+        assert converted(ledgers, "db") == 0
+        path = min(ledgers.glob("database-*/*.sst"))
+    flip(path, 32 + 16 + 5)
+    before = files(ledgers)
+    capsys.readouterr()
+    assert converted(ledgers, kind) == 1
+    assert "run `dlog bookie fsck DIR --repair` first, then convert again" in capsys.readouterr().err
+    assert files(ledgers) == before
+    assert main(["bookie", "fsck", str(ledgers.parent), "--repair"]) == 0
+    assert converted(ledgers, kind) == 0
+
+
+def test_what_is_no_bookies_directory_is_not_converted(
+    ledgers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bookie", "convert", str(tmp_path / "nowhere"), "--to", "db"]) == 1
+    assert "directory has no VERSION file, so it is not a bookie's" in capsys.readouterr().err
+    assert not (tmp_path / "nowhere").exists()
+    assert converted(ledgers, "rocks") == 2
+    (ledgers / "MANIFEST").unlink()
+    assert converted(ledgers, "db") == 1
+    assert "MANIFEST is missing" in capsys.readouterr().err

@@ -75,7 +75,7 @@ def test_every_command_is_in_the_table() -> None:
 
     assert isinstance(dlog, click.Group)
     others = {"up", "bookie run", "write-proxy run", "read-proxy run", "recovery run"}
-    others |= {"bookie fsck"}  # the files of one bookie
+    others |= {"bookie convert", "bookie fsck"}  # the files of one bookie
     others |= {name for name in leaves(dlog, "") if name.startswith("region ")}  # in topics, not in a cluster
     assert set(leaves(dlog, "")) - others == set(COMMANDS)
 
