@@ -98,7 +98,7 @@ class TailingOptions:
     poll_max_s: float = option(0.5, sim=(0.01, 1.0))
     metadata_s: float = option(1.0, sim=(0.05, 2.0))  # between reads of metadata while the LAC does not move
     answer_s: float = option(2.0, sim=(0.05, 2.0))  # for a certain LAC, before the request fails
-    long_poll_s: float = 0.0  # how long a bookie may wait for news; 0: plain polls, as v2 has no others
+    long_poll_s: float = 0.0  # how long a bookie waits for news; 0: plain polls. v3 only
 
 
 _REFUSALS = (Code.BAD_REQUEST, Code.TOO_MANY_REQUESTS)  # of long polls; a plain read may be answered
