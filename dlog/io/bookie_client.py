@@ -7,9 +7,9 @@ Invariants:
   same key are never in flight together: the later one is held back. Non-fencing reads of one entry share a successful
   response. A response that matches no request closes the connection. On v3, responses are matched by txnId; requests
   are held back and shared in the same way.
-- An overdue response or too many unanswered bytes close the connection. Every requester gets PeerLost, and no late
-  response is matched with a later request. So does one that has sent adds with deferred sync on this connection, also
-  if they are answered: the bookie may have lost them.
+- An overdue response or too many unanswered bytes close the connection; a long poll has its own timeout and the usual
+  one. Every requester gets PeerLost, and no late response is matched with a later request. So does one that has sent
+  adds with deferred sync on this connection, also if they are answered: the bookie may have lost them.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ class BookieClient:
 class _InflightRequest:
     """One request in flight, its requesters, and the requests that it holds back."""
 
-    __slots__ = ("askers", "before", "held", "message", "number", "sent_s", "size")
+    __slots__ = ("askers", "before", "due_s", "held", "message", "number", "size")
 
     def __init__(
         self,
@@ -311,13 +311,13 @@ class _InflightRequest:
         askers: list[BookieRequester],
         held: list[tuple[BookieRequester, ClientRequest]],
         size: int,
-        sent_s: float,
+        due_s: float,
     ) -> None:
         self.message = message
         self.askers = askers  # more than one: non-fencing reads that share the response
         self.before = len(askers)  # how many of these were there when the request was sent
         self.size = size
-        self.sent_s = sent_s
+        self.due_s = due_s
         self.held = held
         self.number = 0  # of a batch read or a summary: the request number that its requester gave
 
@@ -387,7 +387,10 @@ class _Connection(asyncio.BufferedProtocol):
         """Send a request for `askers` and hold `held` back behind it. PeerLost may be posted before this returns."""
         last = self._client.encoded
         _, buffers, size, txn = last if last[0] is message else self._client.encode(message)
-        asked = self._questions[question] = _InflightRequest(message, askers, held, size, self._clock.monotonic_s())
+        due_s = self._clock.monotonic_s() + self._timeout_s
+        if isinstance(message, ReadWithLac):
+            due_s += message.timeout_ms / 1000
+        asked = self._questions[question] = _InflightRequest(message, askers, held, size, due_s)
         asked.number = number
         if self._by_txn is not None:
             self._by_txn[txn] = question
@@ -412,14 +415,15 @@ class _Connection(asyncio.BufferedProtocol):
                 self._transport.writelines(out)
 
     def _close_if_overdue(self) -> None:
-        """Close the connection if the oldest request is overdue. One timer serves all requests."""
+        """Close the connection if a request is overdue. One timer serves all requests."""
         self._timer = None
-        oldest = next(iter(self._questions.values()), None)
-        if oldest is None:
+        if not self._questions:
             return
-        left_s = oldest.sent_s + self._timeout_s - self._clock.monotonic_s()
-        if left_s > 0:
-            self._timer = self._loop.call_later(left_s, self._close_if_overdue)
+        left_s = min(asked.due_s for asked in self._questions.values()) - self._clock.monotonic_s()
+        if (
+            left_s > 0
+        ):  # fires once in timeout_s at least: a request may be sent behind a long poll and be due before it
+            self._timer = self._loop.call_later(min(left_s, self._timeout_s), self._close_if_overdue)
             return
         _TIMEOUTS.inc()
         self.lose(f"no response within {self._timeout_s} s")

@@ -21,7 +21,7 @@ from dlog.ledger.deferring import DeferredLedgerAdder, Force
 from dlog.ledger.reading import EntryReader as ReadingMachine
 from dlog.ledger.reading import ReadDone, ReadingOptions, ReadLedger, UseMetadata
 from dlog.ledger.replica_health import Distance, ReplicaHealth
-from dlog.ledger.tailing import LearnLac, LearnMetadata, LedgerLac, LedgerTailer, WaitLac
+from dlog.ledger.tailing import LearnLac, LearnMetadata, LedgerLac, LedgerTailer, TailingOptions, WaitLac
 from dlog.machine import Machine
 from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
 from dlog.model.ledger import LedgerMetadata
@@ -150,6 +150,7 @@ class LedgerReader:
         distance: Distance | None = None,
         options: ReadingOptions | None = None,
         health: ReplicaHealth | None = None,
+        tailing: TailingOptions | None = None,
     ) -> None:
         self.ledger_id = ledger
         self._start = start
@@ -161,6 +162,7 @@ class LedgerReader:
         self._reading = start(
             ReadingMachine(ledger, metadata, digest, options or ReadingOptions(), distance, health), ledger, "reader"
         )
+        self._tailing_options = tailing or TailingOptions()
         self._tailing: Driver | None = None
         self._following = False  # a WaitLac is pending at the tailer
         self._waiters = 0
@@ -201,7 +203,8 @@ class LedgerReader:
     async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
         """Wait until the LAC is above `known`, the ledger is closed or timeout_s is over; returns the LAC.
 
-        Polls bookies (non-fencing reads, one after the other) and metadata. Raises LedgerNotFoundError, ClosedError.
+        Polls bookies (non-fencing reads, one after the other; on v3 long polls) and metadata. Cancelling stops the wait
+        only: a long poll stays at its bookie until it ends. Raises LedgerNotFoundError, ClosedError.
         """
         self._waiters += 1
         try:
@@ -262,7 +265,7 @@ class LedgerReader:
         if self._following or not self._open:
             return
         if self._tailing is None:
-            machine = LedgerTailer(self.ledger_id, self._metadata, self._digest)
+            machine = LedgerTailer(self.ledger_id, self._metadata, self._digest, self._tailing_options)
             self._tailing = self._start(machine, self.ledger_id, "tailer")
         self._following = True
         self._tailing.submit(WaitLac(self._lac), self._note_lac)

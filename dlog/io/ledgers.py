@@ -67,7 +67,7 @@ from dlog.ledger.recovery import LedgerRecoverer, Recover, Recovered, RecoveryOp
 from dlog.ledger.repair import LedgerRepairer, Repair, Repaired, RepairOptions
 from dlog.ledger.replica_health import Distance, ReplicaHealth
 from dlog.ledger.spread_placement import SpreadPlacement
-from dlog.ledger.tailing import LedgerLac, LedgerTailer, ReadLac
+from dlog.ledger.tailing import LedgerLac, LedgerTailer, ReadLac, TailingOptions
 from dlog.ledger.verifying import LedgerVerifier, Verify
 from dlog.ledger.vetting import LedgerVetter, Vet, Vetted
 from dlog.machine import Conflict, Machine, Missing, OutcomeUnknown, Versioned
@@ -96,6 +96,7 @@ class LedgersOptions:
     vet_all_s: float = option(5.0, sim=(1.0, 10.0))  # the same in all, if too few other bookies are left
     adding: AddingOptions = field(default_factory=AddingOptions)
     reading: ReadingOptions = field(default_factory=ReadingOptions)
+    tailing: TailingOptions = field(default_factory=lambda: TailingOptions(long_poll_s=1.0))
     recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
     placement: PlacementOptions = field(default_factory=PlacementOptions)
     repair: RepairOptions = field(default_factory=RepairOptions)
@@ -162,6 +163,8 @@ class Ledgers:
         self._adding = replace(adding, early_entries_max=early_max)
         reading = self.options.reading
         self._reading = replace(reading, batch=False) if bookies.is_v3 else reading  # v3 has no batch read
+        tailing = self.options.tailing
+        self._tailing = tailing if bookies.is_v3 else replace(tailing, long_poll_s=0.0)  # and v2 no long poll
         self._metadata = metadata
         self._bookies = bookies
         self._rng = rng
@@ -386,9 +389,9 @@ class Ledgers:
         last_entry: EntryId | None,
         on_close: Callable[[], None],
     ) -> LedgerReader:
-        reading, start = self._reading, self._start
+        reading, tailing, start = self._reading, self._tailing, self._start
         return LedgerReader(
-            ledger, metadata, digest, start, last_entry, on_close, self._distance, reading, self._health
+            ledger, metadata, digest, start, last_entry, on_close, self._distance, reading, self._health, tailing
         )
 
     async def metadata_of(self, ledger: LedgerId) -> LedgerMetadata:

@@ -1,15 +1,16 @@
 """Follows the LAC of an open ledger by asking bookies, until the ledger is closed.
 
-Polling asks one bookie at a time, in turn, and accepts LACs reported by others. The last ensemble may change meanwhile,
-so metadata is read again while the LAC does not move.
+Polling asks one bookie at a time, in turn, and accepts LACs reported by others. With long polls (v3 only) that bookie
+answers when its LAC has moved (dlog/ledger/long_polls.py). The last ensemble may change meanwhile, so metadata is read
+again while the LAC does not move.
 
 Invariants:
 - the LAC never decreases: every value from a verified packet or a closed ledger's metadata is a lower bound for ever,
   so a late reply is old but true;
 - a *certain* LAC (ReadLac) needs metadata read after the request, and replies from every possible ack quorum of the
-  last ensemble.
+  last ensemble; ends of long polls are no such replies.
 
-Source: BookKeeper, ReadLastConfirmedOp, by READ of entry -1 (v2).
+Source: BookKeeper, ReadLastConfirmedOp, by READ of entry -1 (v2), and ReadLastConfirmedAndEntryOp.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import cast
 
 from dlog.errors import DLogError, LedgerNotFoundError, MetadataUnavailableError, UnavailableError
 from dlog.ledger.last_entries import ABSENT
+from dlog.ledger.long_polls import LongPolls
 from dlog.machine import (
     Answer,
     Asked,
@@ -44,12 +46,15 @@ from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from dlog.model.ledger import LedgerKey, LedgerMetadata
 from dlog.options import option
 from dlog.wire.bookie import Code, EntryRead, ReadEntry
+from dlog.wire.bookie_v3_messages import ReadWithLacDone
 from dlog.wire.digest import Digest, DigestMismatch
+from dlog.wire.framing import Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class WaitLac:
-    """Request: wait until the LAC exceeds `above` or the ledger is closed. Reply: LedgerLac. Polls until then."""
+    """Request: wait until the LAC exceeds `above` or the ledger is closed. Reply: LedgerLac. Polls until then; a long
+    poll may outlive it."""
 
     above: EntryId
 
@@ -93,6 +98,10 @@ class TailingOptions:
     poll_max_s: float = option(0.5, sim=(0.01, 1.0))
     metadata_s: float = option(1.0, sim=(0.05, 2.0))  # between reads of metadata while the LAC does not move
     answer_s: float = option(2.0, sim=(0.05, 2.0))  # for a certain LAC, before the request fails
+    long_poll_s: float = 0.0  # how long a bookie waits for news; 0: plain polls. v3 only
+
+
+_REFUSALS = (Code.BAD_REQUEST, Code.TOO_MANY_REQUESTS)  # of long polls; a plain read may be answered
 
 
 class _Round(enum.Enum):
@@ -125,6 +134,8 @@ class LedgerTailer:
         self._answered: set[BookieId] = set()  # in the current round
         self._mute: set[BookieId] = set()
         self._turn = 0
+        wait_s = options.long_poll_s
+        self._long_polls = LongPolls(ledger, wait_s, options.poll_max_s) if wait_s else None
         self._poll_s = options.poll_min_s
         self._still_s = 0.0  # since the LAC last moved, by our own poll intervals
         self._polling = False  # the timer is running
@@ -139,9 +150,13 @@ class LedgerTailer:
         effects = self._effects
         match fact:
             case Received(peer, EntryRead(entry=-1, fence=False) as answer) if answer.ledger == self.ledger:
-                self._note_last(cast(BookieId, peer), answer)
+                self._note_read(cast(BookieId, peer), answer)
+            case Received(peer, ReadWithLacDone() as answer) if answer.ledger == self.ledger:
+                self._note_long_poll(cast(BookieId, peer), answer)
             case PeerLost(peer):
                 self._note_mute(cast(BookieId, peer))
+                if self._long_polls is not None:
+                    self._long_polls.lost(cast(BookieId, peer))
             case TimerFired("poll"):
                 self._polling = False
             case TimerFired("certain") if self._certain:
@@ -176,18 +191,30 @@ class LedgerTailer:
 
     # ---- facts -------------------------------------------------------------------------------------------------------
 
-    def _note_last(self, bookie: BookieId, answer: EntryRead) -> None:
-        if answer.code is Code.OK:
-            try:
-                entry = self._digest.verify(answer.packet)
-            except DigestMismatch:
-                self._note_mute(bookie)
-                return
-            self._raise_to(entry.lac)
-        elif answer.code not in ABSENT:
+    def _note_read(self, bookie: BookieId, answer: EntryRead) -> None:
+        if self._note_last(bookie, answer.code, answer.packet):
+            self._answered.add(bookie)
+        else:
             self._note_mute(bookie)
-            return
-        self._answered.add(bookie)
+
+    def _note_long_poll(self, bookie: BookieId, answer: ReadWithLacDone) -> None:
+        """The bookie may have looked long ago, so this counts neither for a certain LAC nor against it."""
+        assert self._long_polls is not None, "no long poll was sent"
+        has_told = self._note_last(bookie, answer.code, answer.packet or b"")
+        self._long_polls.answered(bookie, refused=answer.code in _REFUSALS, failed=not has_told)
+
+    def _note_last(self, bookie: BookieId, code: Code, packet: Buffer) -> bool:
+        """Record the last entry that a bookie has; False: it did not tell."""
+        if code is not Code.OK:
+            return code in ABSENT
+        try:
+            entry = self._digest.verify(packet)
+        except DigestMismatch:
+            return False
+        self._raise_to(entry.lac)
+        if self._long_polls is not None and entry.lac == self.lac:
+            self._long_polls.told = (self.lac, bookie)
+        return True
 
     def _note_mute(self, bookie: BookieId) -> None:
         """Record that the bookie cannot report a LAC. Polling goes on with the next one."""
@@ -250,6 +277,8 @@ class LedgerTailer:
             self._begin_round()
         if self._waiters and not self._polling:
             self._poll()
+        elif self._waiters and self._long_polls is not None:
+            self._send_long_poll(self._long_polls)
         elif not self._waiters and self._polling:
             self._polling = False
             self._effects.append(CancelTimer("poll"))
@@ -285,14 +314,22 @@ class LedgerTailer:
         """Ask one bookie, and read metadata if due; the interval grows while the LAC does not move."""
         if self._still_s >= self._options.metadata_s and not self._reading:
             self._read_metadata()
-        ensemble = self._metadata.fragments[-1].ensemble
-        bookie = ensemble[self._turn % len(ensemble)]
-        self._turn += 1
-        self._effects.append(Send(bookie, ReadEntry(self.ledger, NO_ENTRY)))
+        if self._long_polls is None:
+            ensemble = self._metadata.fragments[-1].ensemble
+            self._effects.append(Send(ensemble[self._turn % len(ensemble)], ReadEntry(self.ledger, NO_ENTRY)))
+            self._turn += 1
+        else:
+            self._long_polls.tick(self._poll_s)
+            self._send_long_poll(self._long_polls)
         self._effects.append(SetTimer("poll", self._poll_s))
         self._polling = True
         self._still_s += self._poll_s
         self._poll_s = min(self._poll_s * 2, self._options.poll_max_s)
+
+    def _send_long_poll(self, polls: LongPolls) -> None:
+        request = polls.next_request(self._metadata, self.lac)
+        if request is not None:
+            self._effects.append(request)
 
     def _read_metadata(self) -> None:
         self._reads += 1

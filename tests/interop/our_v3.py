@@ -11,7 +11,8 @@ import pytest
 from dlog.errors import FencedError, UnauthorizedError
 from dlog.io.bookie_client import BookieClientOptions
 from dlog.io.ledgers import Ledgers, LedgersOptions
-from dlog.model.ids import LedgerId
+from dlog.ledger.tailing import TailingOptions
+from dlog.model.ids import EntryId, LedgerId
 from dlog.model.quorum import Quorum
 from tests.interop.java_peer import JavaLedgers
 from tests.interop.payloads import follow, numbered, read_all, refused, sized, wait_whole
@@ -50,6 +51,37 @@ async def write_and_read(cluster: Cluster, theirs: JavaLedgers) -> None:
             await wait_whole(ours, writer.ledger_id)
             compared = await ours.compare(writer.ledger_id)
             assert not compared.skipped and not compared.differing and not compared.missing
+
+
+async def tail(cluster: Cluster) -> None:
+    """Tail an open ledger by long polls: each LAC comes at the end of one, since no other request is sent within the
+    hour. One that is left at a bookie by a closed reader, and those that end without news, disturb nothing."""
+    written = numbered("ours", 0, 60)
+    patient = LedgersOptions(tailing=TailingOptions(poll_min_s=3600, poll_max_s=3600, long_poll_s=50))
+    brief = LedgersOptions(tailing=TailingOptions(poll_min_s=0.01, poll_max_s=0.02, long_poll_s=0.05))
+    async with (
+        cluster.ledgers() as ours,
+        cluster.ledgers(patient, transport=ON_V3) as waiting,
+        cluster.ledgers(brief, transport=ON_V3) as ending,
+    ):
+        writer = await ours.create(Quorum(ensemble=3, write=3, ack=3))
+        for payload in written[:2]:
+            await writer.append((payload,))
+        left = await waiting.open(writer.ledger_id)
+        assert await left.wait_lac(EntryId(-1), 60.0) == 0
+        assert await left.wait_lac(EntryId(0), 0.2) == 0
+        await left.close()
+        readers = [await waiting.open(writer.ledger_id), await ending.open(writer.ledger_id)]
+        async with asyncio.TaskGroup() as tasks:
+            following = [tasks.create_task(follow(reader, 59), name="follower") for reader in readers]
+            for number, payload in enumerate(written[2:], 2):
+                while min(reader.lac for reader in readers) < number - 2:  # noqa: ASYNC110  of two readers
+                    await asyncio.sleep(0.001)
+                if number % 20 == 0:
+                    await asyncio.sleep(0.2)  # long polls end meanwhile
+                await writer.append((payload,))
+        assert [task.result() for task in following] == [written[:59]] * 2
+        await writer.close()
 
 
 async def force(cluster: Cluster, theirs: JavaLedgers) -> None:

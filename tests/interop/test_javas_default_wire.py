@@ -18,7 +18,7 @@ from tests.integration.proxies.processes import ProxyCluster
 from tests.interop.conftest import started
 from tests.interop.java_peer import JavaError, JavaLedgers, JavaLogs, JavaPeer
 from tests.interop.java_shell import run_shell
-from tests.interop.our_v3 import fence_and_recover, force, write_and_read
+from tests.interop.our_v3 import fence_and_recover, force, tail, write_and_read
 from tests.interop.payloads import numbered, read_all, refused, sized, wait_whole
 from tests.interop.streams import java_read, we_read
 
@@ -136,6 +136,10 @@ async def test_java_on_v3_fences_our_writer_and_recovers_it(theirs: JavaLedgers,
 
 async def test_we_write_and_read_on_v3_on_our_bookies(theirs: JavaLedgers, bookies: BookieCluster) -> None:
     await write_and_read(bookies, theirs)
+
+
+async def test_we_tail_an_open_ledger_by_long_poll_on_our_bookies(bookies: BookieCluster) -> None:
+    await tail(bookies)
 
 
 async def test_we_fence_and_recover_on_v3_on_our_bookies(theirs: JavaLedgers, bookies: BookieCluster) -> None:

@@ -17,7 +17,7 @@ from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code
 from tests.interop.java_bookies import JavaCluster
 from tests.interop.java_peer import JavaError, JavaLedgers, JavaPeer
-from tests.interop.our_v3 import fence_and_recover, force, write_and_read
+from tests.interop.our_v3 import fence_and_recover, force, tail, write_and_read
 from tests.interop.payloads import (
     ENTRY_BYTES_MAX,
     follow,
@@ -330,6 +330,10 @@ async def test_a_window_of_entries_is_confirmed_in_order_on_java_bookies(java_bo
 
 async def test_we_write_and_read_on_v3_on_java_bookies(theirs: JavaLedgers, java_bookies: JavaCluster) -> None:
     await write_and_read(java_bookies, theirs)
+
+
+async def test_we_tail_an_open_ledger_by_long_poll_on_java_bookies(java_bookies: JavaCluster) -> None:
+    await tail(java_bookies)
 
 
 async def test_we_fence_and_recover_on_v3_on_java_bookies(theirs: JavaLedgers, java_bookies: JavaCluster) -> None:

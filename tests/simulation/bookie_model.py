@@ -4,6 +4,7 @@ Adds and fences go to a journal and are answered once synced. An accepted entry 
 bookie; the real machine (shipped_bookie.py) is stricter and serves only what is durable. A fence refuses plain adds
 from the moment it is accepted. An add of an entry that is stored with another payload is refused. After a crash the
 state is what the journal kept. An add with deferred sync is answered at once; a force once all before it is synced.
+A long poll is answered at once, as if nobody knew what it is.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import random
 from typing import Any
 
 from dlog.machine import Effect, Fact, PeerLost, Persist, Persisted, Received, Send
+from dlog.model.ids import EntryId
 from dlog.wire.bookie import AddEntry, BatchRead, BatchReadDone, Code, EntryAdded, EntryRead, ReadEntry
-from dlog.wire.bookie_v3_messages import ForceLedger, LedgerForced
+from dlog.wire.bookie_v3_messages import ForceLedger, LedgerForced, ReadWithLac, ReadWithLacDone
 from dlog.wire.digest import is_same_entry
 
 
@@ -67,6 +69,10 @@ class BookieModel:
                 return self.fence(peer, read)
             case Received(peer, ReadEntry() as read):
                 return [Send(peer, self.read(read))]
+            case Received(peer, ReadWithLac() as poll):
+                told = self.read(ReadEntry(poll.ledger, poll.entry))
+                lac = EntryId(self.last.get(poll.ledger, -1))  # above what is confirmed, and nobody may believe it
+                return [Send(peer, ReadWithLacDone(poll.ledger, poll.entry, told.code, told.packet, lac))]
             case Received(peer, BatchRead() as read):
                 return [Send(peer, self.read_batch(read))]
             case Persisted(upto):

@@ -39,6 +39,7 @@ from dlog.model.ids import BookieId, EntryId
 from dlog.model.ledger import LedgerKey, LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import AddEntry, Code, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.bookie_v3_messages import ReadWithLacDone
 from dlog.wire.digest import ENTRY_HEAD, Digest
 from tests.simulation.kernel import S, Simulation, Violation
 from tests.simulation.network import Host
@@ -301,6 +302,8 @@ class LedgerChecks:
             self._see_writers_fact(fact)
         if isinstance(fact, Received):
             answer = fact.message
+            if isinstance(answer, ReadWithLacDone) and answer.code is Code.OK and answer.waited:
+                self.sim.reach("long_poll_waited")
             if isinstance(answer, EntryRead) and answer.fence and answer.entry >= 0 and answer.code in ABSENT:
                 _, denials = self.searching.get(host.address, (0, {}))
                 denials.setdefault(answer.entry, set()).add(BookieId(str(fact.peer)))

@@ -19,6 +19,7 @@ Styles of plan:
   writer has an ack-quorum timeout;
 - "deferred": as "churn", "swarm" or "orphan", of a ledger with deferred sync that is forced now and then, with bookies
   that crash or lose power with what they have not synced;
+- "polled": as "swarm" or "told", with entries all along, and a reader that has long polls;
 - "calm": no recovery until the writer is done: after the faults everything must be confirmed (half of "churn" too).
 """
 
@@ -48,6 +49,7 @@ STYLES = (
     "delayed",
     "hung",
     "deferred",
+    "polled",
     "calm",
 )
 
@@ -57,7 +59,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     rng = random.Random(f"{style}/{seed}/plan")
     draws = {"swarm": _draw_swarm, "calm": _draw_swarm, "churn": _draw_churn, "scope": _draw_scope}
     draws |= {"frozen": _draw_frozen, "orphan": _draw_orphan, "told": _draw_churn, "restored": _draw_restored}
-    draws |= {"deferred": _draw_deferred}
+    draws |= {"deferred": _draw_deferred, "polled": _draw_polled}
     draws |= {"racked": _draw_racked, "regions": _draw_racked, "delayed": _draw_delayed, "hung": _draw_hung}
     plan = draws[style](seed, rng, style)
     if style == "told":
@@ -363,6 +365,14 @@ def _draw_deferred(seed: int, rng: random.Random, style: str) -> Plan:
         sync_s=rng.choice((0.001, 0.01, 0.05)),
         force_at=sorted(rng.uniform(0, duration) for _ in range(rng.choice((1, 3, 10)))),
     )
+
+
+def _draw_polled(seed: int, rng: random.Random, style: str) -> Plan:
+    """Draw entries all along, and how long a poll waits: shorter and longer than the time between two entries."""
+    plan = _draw_swarm(seed, rng, style)
+    gap_s = plan.config["duration_s"] / plan.config["entries"]
+    plan = with_config(plan, gap_s=gap_s, long_poll_s=gap_s * rng.choice((0.5, 3.0, 30.0)))
+    return with_news(plan, TAIL, rng) if rng.random() < 0.3 else plan
 
 
 def _draw_hung(seed: int, rng: random.Random, style: str) -> Plan:

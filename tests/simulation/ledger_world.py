@@ -29,7 +29,7 @@ from dlog.model.location import NetworkLocation
 from dlog.model.quorum import Quorum
 from dlog.options import draw
 from dlog.wire.bookie import AddEntry, BatchRead, BatchReadDone, EntryAdded, EntryRead, ReadEntry
-from dlog.wire.bookie_v3_messages import ForceLedger, LedgerForced
+from dlog.wire.bookie_v3_messages import ForceLedger, LedgerForced, ReadWithLac, ReadWithLacDone
 from dlog.wire.digest import Digest
 from tests.simulation.bookie_model import Ailments, BookieModel
 from tests.simulation.kernel import Simulation, Violation, judged
@@ -75,6 +75,7 @@ MUST_REACH = (
     "confirmed_beside_the_lost",
     "ack_quorum_timeout",
     "forced",
+    "long_poll_waited",
 )
 CHANGES = ("ensemble_change", "recovery_changed_ensemble")
 RARE = ("recovery_failed", "read_failed", "fault.meta_late", "fault.hold_kth", "fault.power")
@@ -82,7 +83,8 @@ SETTLE_S = 120.0
 
 
 class BookieTransport:
-    """Matches requests and responses of v2 by their content, as on the wire."""
+    """Matches requests and responses of v2 by their content, as on the wire. Of long polls, which v3 numbers, a tailer
+    has one at a bookie."""
 
     def question(self, message: Any) -> Any:
         if isinstance(message, AddEntry):
@@ -93,6 +95,8 @@ class BookieTransport:
             return ("batch", message.request)
         if isinstance(message, ForceLedger):
             return ("force", message.number)
+        if isinstance(message, ReadWithLac):
+            return ("poll", message.ledger)
         return None
 
     def answer(self, message: Any) -> Any:
@@ -104,6 +108,8 @@ class BookieTransport:
             return ("batch", message.request)
         if isinstance(message, LedgerForced):
             return ("force", message.number)
+        if isinstance(message, ReadWithLacDone):
+            return ("poll", message.ledger)
         return None
 
 
@@ -197,9 +203,8 @@ class LedgerWorld:
 
     def start_tail(self, node: Node) -> None:
         metadata = self.sim.metadata.values[KEY].value
-        tailer = self.parts.get("tailer", LedgerTailer)(
-            LEDGER, metadata, self.digest, draw(TailingOptions, self.options)
-        )
+        tailing = replace(draw(TailingOptions, self.options), long_poll_s=self.config.get("long_poll_s", 0.0))
+        tailer = self.parts.get("tailer", LedgerTailer)(LEDGER, metadata, self.digest, tailing)
         self.sim.place(TAIL, "t/tailer", tailer)
         reader = self.parts.get("reader", EntryReader)(
             LEDGER, metadata, self.digest, draw(ReadingOptions, self.options)

@@ -86,7 +86,7 @@ class Connection:
         self.server = server
         self.open = True
         self.accepted: Host | None = None  # the server's incarnation that took it
-        self.waiting: dict[Hashable, list[int]] = {}  # request -> when sent
+        self.waiting: dict[Hashable, list[int]] = {}  # request -> when sent, or until when it may wait at the server
         self.watch_at = 0
         self.last_arrival = [0, 0]  # to server, to client
 
@@ -166,7 +166,8 @@ class Network:
             self._by_name[connection.name] = connection
         question = self.transport.question(message)
         if question is not None:
-            connection.waiting.setdefault(question, []).append(self._sim.now)
+            its_own_s = getattr(message, "timeout_ms", 0) / 1000  # of a long poll; the usual timeout comes on top of it
+            connection.waiting.setdefault(question, []).append(self._sim.now + int(its_own_s * S))
             if not connection.watch_at:
                 connection.watch_at = self._sim.now + self._timeout
                 self._sim.at(connection.watch_at, self._watch, connection)
@@ -253,7 +254,7 @@ class Network:
         if self._sim.now >= oldest + self._timeout:
             self.close(connection, tell_client=True, reason="timeout")
         else:
-            connection.watch_at = oldest + self._timeout
+            connection.watch_at = min(oldest, self._sim.now) + self._timeout
             self._sim.at(connection.watch_at, self._watch, connection)
 
     def close(self, connection: Connection, *, tell_client: bool, reason: str) -> None:

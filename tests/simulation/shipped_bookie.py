@@ -14,12 +14,13 @@ from typing import Any
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.journal import Kind, Record, parse_ledger_record
 from dlog.bookie.journal_replay import Restored
-from dlog.bookie.messages import Fetch, Fetched, Flush, Flushed, LedgersNew
+from dlog.bookie.messages import Fetch, Fetched, Flush, Flushed, LedgersNew, PollWaits
 from dlog.bookie.options import BookieOptions
 from dlog.machine import Effect, Fact, Received, Send, SetTimer, TimerFired
 from dlog.model.ids import EntryId, LedgerId
 from dlog.options import draw
 from dlog.wire.bookie import AddEntry, BatchRead, BatchReadDone, Code, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.bookie_v3_messages import ReadWithLac, ReadWithLacDone
 from dlog.wire.digest import ENTRY_HEAD
 from tests.simulation.bookie_model import Ailments
 
@@ -63,8 +64,7 @@ class ShippedBookie:
             refusal = self.refuse(fact.message)
             if refusal is not None:
                 return [Send(fact.peer, refusal)]
-        if isinstance(fact, TimerFired):
-            assert isinstance(fact.key, int)
+        if isinstance(fact, TimerFired) and isinstance(fact.key, int):
             return self.performed(self.bookie.handle(self.finish(self.later.pop(fact.key))))
         return self.performed(self.bookie.handle(fact))
 
@@ -77,6 +77,8 @@ class ShippedBookie:
                 return EntryAdded(message.ledger, message.entry, Code.IO_ERROR)
         elif isinstance(message, ReadEntry) and self.ailments.is_ill():
             return EntryRead(message.ledger, message.entry, Code.IO_ERROR, b"", message.fence)
+        elif isinstance(message, ReadWithLac) and self.ailments.is_ill():
+            return ReadWithLacDone(message.ledger, message.entry, Code.TOO_MANY_REQUESTS)
         elif isinstance(message, BatchRead) and self.ailments.is_ill():
             return BatchReadDone(message.ledger, message.start, message.request, Code.IO_ERROR)
         return None
@@ -89,13 +91,17 @@ class ShippedBookie:
                 done.append(self.after_a_while(self.look_up(effect)))
             elif isinstance(effect, Flush):
                 done.append(self.after_a_while(effect))
-            elif isinstance(effect, Send) and isinstance(effect.message, EntryRead) and effect.message.packet:
+            elif (
+                isinstance(effect, Send)
+                and isinstance(effect.message, EntryRead | ReadWithLacDone)
+                and effect.message.packet
+            ):
                 packet = self.ailments.perhaps_damaged(bytes(effect.message.packet))
                 done.append(Send(effect.peer, dataclasses.replace(effect.message, packet=packet)))
             elif isinstance(effect, Send) and isinstance(effect.message, BatchReadDone):
                 packets = tuple(self.ailments.perhaps_damaged(bytes(p)) for p in effect.message.packets)
                 done.append(Send(effect.peer, dataclasses.replace(effect.message, packets=packets)))
-            elif not isinstance(effect, LedgersNew):  # it has no metadata to ask
+            elif not isinstance(effect, LedgersNew | PollWaits):  # it has no metadata to ask, and no connections
                 done.append(effect)
         return done
 

@@ -1,7 +1,7 @@
 """A bookie in memory behind a real socket, for tests of the transport. It stores nothing on disk.
 
 By default it answers as a bookie does. `hold` keeps answers back until `release`, so that a test decides the order of
-answers; `requests` are those that arrived.
+answers; long polls wait for it in any case. `requests` are those that arrived.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ModelBookie(asyncio.Protocol):
     """Serves on 127.0.0.1 at a port the kernel chose; `async with ModelBookie() as bookie`."""
 
     def __init__(self) -> None:
-        self.requests: list[Request] = []
+        self.requests: list[Request | ReadWithLac] = []
         self.entries: dict[tuple[int, int], bytes] = {}
         self.fenced: set[int] = set()
         self.hold = False
@@ -50,7 +50,7 @@ class ModelBookie(asyncio.Protocol):
         self.space_asked = asyncio.Event()
         self.reads_wholly = True  # False: the socket is left unread
         self.heard = asyncio.Event()  # set at each request; tests clear it
-        self._held: list[tuple[_Session, Request, V3Call | None]] = []
+        self._held: list[tuple[_Session, Request | ReadWithLac, V3Call | None]] = []
         self._sessions: set[_Session] = set()
         self._server: asyncio.Server | None = None
         self.address = ("127.0.0.1", 0)
@@ -92,9 +92,9 @@ class ModelBookie(asyncio.Protocol):
     def leave(self, session: _Session) -> None:
         self._sessions.discard(session)
 
-    def take(self, session: _Session, request: Request, call: V3Call | None = None) -> None:
+    def take(self, session: _Session, request: Request | ReadWithLac, call: V3Call | None = None) -> None:
         self.requests.append(request)
-        if self.hold:
+        if self.hold or isinstance(request, ReadWithLac):
             self._held.append((session, request, call))
         else:
             session.say(self.answer(request), call)
@@ -111,8 +111,10 @@ class ModelBookie(asyncio.Protocol):
         for session, request, call in ripe:
             session.say(self.answer(request), call)
 
-    def answer(self, request: Request) -> Response:
+    def answer(self, request: Request | ReadWithLac) -> Response:
         match request:
+            case ReadWithLac(ledger, entry):
+                return self.answer(ReadEntry(ledger, entry))
             case AddEntry(ledger, entry, _, parts, recovery):
                 if ledger in self.fenced and not recovery:
                     return EntryAdded(ledger, entry, Code.FENCED)
@@ -158,7 +160,7 @@ class _Session(asyncio.Protocol):
                         self.say_bytes(b"".join(encode_v3_response(request.call, LedgerForced(ledger, Code.OK))))
                     case ReadWithLac(ledger, entry, None):
                         self._bookie.take(self, ReadEntry(ledger, entry), request.call)
-                    case AddEntry() | ReadEntry() as message:
+                    case AddEntry() | ReadEntry() | ReadWithLac() as message:
                         self._bookie.take(self, message, request.call)
                     case other:
                         raise AssertionError(f"not modelled: {other}")

@@ -29,7 +29,14 @@ from dlog.wire.bookie import (
     Response,
     SummarizeEntries,
 )
-from dlog.wire.bookie_v3_messages import EntriesListed, ForceLedger, LedgerForced, ListEntries
+from dlog.wire.bookie_v3_messages import (
+    EntriesListed,
+    ForceLedger,
+    LedgerForced,
+    ListEntries,
+    ReadWithLac,
+    ReadWithLacDone,
+)
 from dlog.wire.protobuf import bytes_field, int_field
 from tests.integration.ledgers.model_bookie import ModelBookie
 
@@ -494,6 +501,55 @@ async def test_a_force_of_v3_is_answered_and_batch_reads_are_refused() -> None:
         assert listener.facts == [Received(A, LedgerForced(LedgerId(7), Code.OK))]
         with pytest.raises(AssertionError, match="BatchRead"):
             listener.send(BatchRead(LedgerId(7), EntryId(0), 1, 10, 1 << 20))
+
+
+def long_poll(timeout_ms: int) -> ReadWithLac:
+    return ReadWithLac(LedgerId(7), EntryId(-1), EntryId(0), timeout_ms)
+
+
+async def test_a_long_poll_holds_nothing_back_and_only_its_sender_is_answered() -> None:
+    async with joined(PATIENT_V3) as (bookie, client):
+        one, two, gone = Listener(client), Listener(client), Listener(client)
+        one.send(add(0), long_poll(60_000))
+        two.send(long_poll(60_000), read(-1), add(1))
+        gone.send(long_poll(60_000))
+        gone.door.close()
+        await two.heard(2)
+        assert two.answers == [("EntryRead", -1, Code.OK), ("EntryAdded", 1, Code.OK)]
+        await until(lambda: len(bookie.requests) == 6)
+        bookie.release()
+        assert isinstance((await one.heard(2))[1], Received) and isinstance((await two.heard(3))[2], Received)
+        assert one.answers[1:] == two.answers[2:] == [("ReadWithLacDone", -1, Code.OK)]
+        again = Listener(client)
+        again.send(long_poll(60_000))
+        await until(lambda: len(bookie.requests) == 7)
+        bookie.release()
+        await again.heard(1)
+        assert not gone.facts and bookie.connections == 1
+
+
+async def test_a_long_poll_may_take_its_own_time_and_that_of_any_request() -> None:
+    async with joined(replace(PATIENT_V3, request_timeout_s=0.05)) as (bookie, client):
+        listener = Listener(client)
+        listener.send(long_poll(3_600_000))
+        await until(lambda: len(bookie.requests) == 1)
+        await asyncio.sleep(0.2)
+        bookie.release()
+        [fact] = await listener.heard(1)
+        assert isinstance(fact, Received) and isinstance(fact.message, ReadWithLacDone)
+        listener.send(long_poll(10))
+        assert isinstance((await listener.heard(2))[1], PeerLost)
+
+
+async def test_a_request_behind_a_long_poll_is_overdue_in_its_own_time() -> None:
+    async with joined(replace(PATIENT_V3, request_timeout_s=0.05)) as (bookie, client):
+        bookie.hold = True
+        listener = Listener(client)
+        listener.send(long_poll(3_600_000))
+        await until(lambda: len(bookie.requests) == 1)
+        listener.send(add(0))
+        [fact] = await listener.heard(1)
+        assert isinstance(fact, PeerLost) and "no response" in fact.reason
 
 
 async def test_a_loss_is_told_to_those_who_sent_adds_with_deferred_sync_also_if_all_are_answered() -> None:

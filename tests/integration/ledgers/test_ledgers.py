@@ -38,6 +38,7 @@ from dlog.model.quorum import Quorum
 from dlog.model.verification import Verified
 from dlog.stores.contract import StoreTooSmallError
 from dlog.stores.ledger import LEDGER_SETTINGS, LedgerStore
+from dlog.wire.bookie_v3_messages import ReadWithLac
 from tests.integration.ledgers.model_bookie import ModelBookie
 from tests.memory_metadata import MemoryMetadata
 
@@ -54,11 +55,15 @@ class Cluster:
         self.told: list[Event] = []
         self._stack = stack
 
-    async def client(self, options: LedgersOptions | None = None, clock: Clock = SYSTEM_CLOCK) -> Ledgers:
+    async def client(
+        self, options: LedgersOptions | None = None, clock: Clock = SYSTEM_CLOCK, protocol: str = "v2"
+    ) -> Ledgers:
         transport = BookieClient(
             resolver(self.metadata),
             rng=random.Random(1),
-            options=BookieClientOptions(request_timeout_s=30.0, backoff_min_s=0.0, backoff_max_s=0.0),
+            options=BookieClientOptions(
+                request_timeout_s=30.0, backoff_min_s=0.0, backoff_max_s=0.0, protocol=protocol
+            ),
         )
         await self._stack.enter_async_context(transport)
         rng, told = random.Random(2), self.told.append
@@ -115,6 +120,31 @@ async def test_what_is_appended_in_order_is_read_in_order(digest: DigestType) ->
         assert metadata.custom == (("who", b"me"),)
         assert await read_all(ledgers, writer.ledger_id) == [b"entry %d" % number for number in range(100)]
         assert [found async for found in ledgers.list()] == [writer.ledger_id]
+
+
+@pytest.mark.parametrize("protocol", ["v2", "v3"])
+async def test_a_reader_on_v3_waits_for_the_lac_at_a_bookie(protocol: str) -> None:
+    async with cluster() as made:
+        ledgers, others = await made.client(), await made.client(protocol=protocol)
+        writer = await ledgers.create(E332)
+        reader = await others.open(writer.ledger_id)
+        for payload in (b"zero", b"one"):
+            await writer.append((payload,))
+
+        def polls(bookie: ModelBookie) -> list[ReadWithLac]:
+            return [request for request in bookie.requests if isinstance(request, ReadWithLac)]
+
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(reader.wait_lac(NO_ENTRY, 60.0), name="waits for the LAC")
+            if protocol == "v3":
+                while not any(map(polls, made.bookies.values())):  # noqa: ASYNC110  of any bookie
+                    await asyncio.sleep(0.001)
+                for bookie in made.bookies.values():
+                    bookie.release()
+        assert waiting.result() == 0
+        sent = [poll for bookie in made.bookies.values() for poll in polls(bookie)]
+        expected = ReadWithLac(writer.ledger_id, NO_ENTRY, NO_ENTRY, 1000)
+        assert set(sent) == ({expected} if protocol == "v3" else set())
 
 
 async def test_an_empty_ledger_closes_and_opens() -> None:

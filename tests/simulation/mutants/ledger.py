@@ -488,6 +488,17 @@ FINDERS = (
 )
 
 # Too rare for a search: run with the plan that found it (test_ledger.py).
+LAC_BESIDE_THE_PACKET = Mutant(
+    name="the LAC beside the packet of a long poll counts",
+    invariants=("L5",),
+    style="polled",
+    parts={
+        "tailer": edited(
+            LedgerTailer, ("_note_long_poll", "has_told = self", "self._raise_to(answer.lac)\n    has_told = self")
+        )
+    },
+)
+
 WHO_DENIED = Mutant(
     name="who denied an entry counts, whether it is one of its bookies or not",
     invariants=("L5",),

@@ -38,6 +38,7 @@ from dlog.model.ledger import DigestType, Fragment, LedgerMetadata, LedgerState
 from dlog.model.location import NetworkLocation
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import AddEntry, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.bookie_v3_messages import ReadWithLac, ReadWithLacDone
 from dlog.wire.digest import Digest
 
 LEDGER = LedgerId(7)
@@ -120,6 +121,10 @@ class Story:
     def has_not(self, entry: int, *bookies: str, code: Code = Code.NO_ENTRY, fence: bool = True) -> list[str]:
         return self.hear(*(Received(b, EntryRead(LEDGER, EntryId(entry), code, b"", fence)) for b in bookies))
 
+    def polled(self, bookie: str, data: bytes = b"", *, code: Code = Code.OK) -> list[str]:
+        """The end of a long poll of this bookie."""
+        return self.hear(Received(bookie, ReadWithLacDone(LEDGER, EntryId(-1), code, data, EntryId(999))))
+
     def lost(self, *bookies: str) -> list[str]:
         return self.hear(*(PeerLost(b, "gone") for b in bookies))
 
@@ -162,6 +167,8 @@ def line(effect: Effect) -> str:
             return f"store {add.entry} on {peer} lac={found.lac} length={found.length}{again}"
         case Send(peer, ReadEntry() as read):
             return f"read {read.entry} of {peer}{' fencing' if read.fence else ''}"
+        case Send(peer, ReadWithLac(previous_lac=previous, timeout_ms=wait_ms)):
+            return f"wait at {peer} for a LAC above {previous} wait_ms={wait_ms}"
         case Send(peer, BatchRead() as read):
             return f"read {read.start}+{read.max_count} of {peer} max={read.max_bytes}"
         case CompareAndSet(_, _, value, version):

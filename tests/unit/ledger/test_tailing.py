@@ -6,6 +6,7 @@ from dlog.ledger.tailing import LearnLac, LearnMetadata, LedgerLac, LedgerTailer
 from dlog.machine import Answer
 from dlog.model.ids import EntryId
 from dlog.model.ledger import LedgerMetadata, LedgerState
+from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code
 from tests.unit.ledger.story import DIGEST, LEDGER, Story, ledger, only, packet
 
@@ -13,6 +14,16 @@ from tests.unit.ledger.story import DIGEST, LEDGER, Story, ledger, only, packet
 def tail(metadata: LedgerMetadata | None = None, *, metadata_s: float = 10.0) -> Story:
     options = TailingOptions(poll_min_s=1.0, poll_max_s=4.0, metadata_s=metadata_s)
     return Story(LedgerTailer(LEDGER, metadata or ledger(), DIGEST, options))
+
+
+def long_tail(metadata: LedgerMetadata | None = None) -> Story:
+    """With long polls of 10 s, which are overdue 4 s later."""
+    options = TailingOptions(poll_min_s=1.0, poll_max_s=4.0, metadata_s=1000.0, long_poll_s=10.0)
+    return Story(LedgerTailer(LEDGER, metadata or ledger(), DIGEST, options))
+
+
+def waits(bookie: str, above: int) -> str:
+    return f"wait at {bookie} for a LAC above {above} wait_ms=10000"
 
 
 def wait(story: Story, above: int) -> list[str]:
@@ -109,3 +120,97 @@ def test_news_of_metadata_may_come_from_a_watch() -> None:
     lines = story.ask(LearnMetadata(ledger(state=LedgerState.CLOSED, last=2, length=3)))
     assert "answer 1 LedgerLac(lac=2, closed=True)" in lines
     assert any(isinstance(e, Answer) and e.result == LedgerLac(EntryId(2), True) for e in story.effects)
+
+
+class TestLongPolls:
+    def test_the_bookie_that_told_the_lac_is_asked_for_the_next_one(self) -> None:
+        story = long_tail()
+        assert wait(story, -1) == [waits("b", -1)], "entry 1 is the first that carries a LAC"
+        assert story.fires("poll") == [], "one long poll is enough"
+        assert story.polled("b", packet(6, lac=5)) == ["answer 1 LedgerLac(lac=5, closed=False)"]
+        assert "poll" not in story.timers
+        assert wait(story, 5) == [waits("b", 5)], "a bookie that does not know this LAC might forget the poll"
+
+    def test_what_is_told_beside_the_packet_is_no_lac(self) -> None:
+        story = long_tail()
+        wait(story, -1)
+        assert story.polled("b", packet(0, lac=-1)) == []
+        damaged = bytearray(packet(9, b"payload", lac=8))
+        damaged[20] ^= 1
+        assert story.fires("poll") == [waits("c", -1)]
+        assert seen(story.polled("c", bytes(damaged))) == []
+
+    def test_a_long_poll_that_ends_without_news_is_followed_by_the_next_member_at_once(self) -> None:
+        story = long_tail(ledger("0 a b c d e", quorum=Quorum(ensemble=5, write=3, ack=2)))
+        story.ask(LearnLac(EntryId(5)))
+        assert wait(story, 5) == [waits("c", 5)], "entry 7 is on c, d and e"
+        for told, following in (("c", "d"), ("d", "e"), ("e", "a"), ("a", "b")):
+            story.fires("poll")
+            assert story.polled(told, packet(6, lac=5)) == [waits(following, 5)]
+
+    def test_of_those_that_will_hold_the_news_it_is_the_one_that_told_the_lac(self) -> None:
+        story = long_tail(ledger("0 a b c d e", quorum=Quorum(ensemble=5, write=3, ack=2)))
+        wait(story, -1)
+        story.polled("b", packet(6, lac=5))
+        assert wait(story, 5) == [waits("c", 5)], "b will not hold entry 7"
+        story.polled("c", packet(7, lac=6))
+        assert wait(story, 6) == [waits("d", 6)], "c will not hold entry 8"
+        story.polled("d", packet(8, lac=7))
+        assert wait(story, 7) == [waits("e", 7)]
+        story.lost("e")
+        story.polled("a", packet(9, lac=8))
+        assert wait(story, 8) == [waits("a", 8)], "a holds entry 10, too"
+
+    def test_bookies_that_do_not_wait_are_asked_no_faster_than_by_plain_polls(self) -> None:
+        story = long_tail()
+        wait(story, -1)
+        assert story.polled("b", packet(1, lac=-1)) == []
+        assert story.fires("poll") == [waits("c", -1)]
+        assert story.polled("c", code=Code.NO_LEDGER) == []
+        assert story.fires("poll") == [waits("a", -1)]
+
+    def test_a_bookie_that_refuses_long_polls_gets_a_plain_read(self) -> None:
+        story = long_tail(ledger("0 a", quorum=Quorum(ensemble=1, write=1, ack=1)))
+        wait(story, -1)
+        for code in (Code.BAD_REQUEST, Code.TOO_MANY_REQUESTS):
+            assert story.polled("a", code=code) == []
+            assert story.fires("poll") == ["read -1 of a"]
+            assert story.fires("poll") == [waits("a", -1)]
+        story.polled("a", code=Code.BAD_REQUEST)
+        story.fires("poll")
+        assert story.has("a", -1, packet(2, lac=1), fence=False) == ["answer 1 LedgerLac(lac=1, closed=False)"]
+
+    def test_bookies_that_fail_are_passed_over_at_once_each_once_between_two_ticks(self) -> None:
+        story = long_tail()
+        assert wait(story, -1) == [waits("b", -1)]
+        assert story.lost("b") == [waits("c", -1)]
+        assert story.polled("c", code=Code.IO_ERROR) == [waits("a", -1)]
+        assert story.polled("a", code=Code.TOO_MANY_REQUESTS) == []
+        assert story.fires("poll") == [waits("b", -1)]
+
+    def test_a_bookie_that_does_not_answer_has_one_long_poll_and_another_is_asked_beside_it(self) -> None:
+        story = long_tail()
+        assert wait(story, -1) == [waits("b", -1)]
+        ticks = [story.fires("poll") for _ in range(5)]
+        assert ticks == [[], [], [], [], [waits("c", -1)]], (
+            "after 1, 2, 4, 4 and 4 s, of which it counts all but the first"
+        )
+        assert [story.lost("c"), story.lost("a")] == [[waits("a", -1)], []]
+        assert [story.fires("poll"), story.lost("a"), story.fires("poll")] == [[waits("c", -1)], [], []]
+        assert story.polled("b", packet(2, lac=1)) == ["answer 1 LedgerLac(lac=1, closed=False)"], "late and true"
+
+    def test_a_replaced_bookie_is_not_waited_for(self) -> None:
+        story = long_tail()
+        wait(story, -1)
+        assert story.ask(LearnMetadata(ledger("0 a b c", "1 a d c")))[-1] == "answer 1 LedgerLac(lac=0, closed=False)"
+        assert wait(story, 0) == [waits("c", 0)]
+        assert waits("a", 0) in story.ask(LearnMetadata(ledger("0 a b c", "1 a d c", "1 a d e")))
+
+    def test_the_end_of_a_long_poll_does_not_count_for_a_certain_lac(self) -> None:
+        story = long_tail()
+        wait(story, -1)
+        story.ask(ReadLac())
+        story.reads(ledger(), 1)
+        story.polled("b", packet(6, lac=5))
+        assert story.has("a", -1, packet(6, lac=5), fence=False) == []
+        assert story.has("c", -1, packet(6, lac=5), fence=False) == ["answer 2 LedgerLac(lac=5, closed=False)"]
