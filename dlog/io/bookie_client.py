@@ -420,9 +420,7 @@ class _Connection(asyncio.BufferedProtocol):
         if not self._questions:
             return
         left_s = min(asked.due_s for asked in self._questions.values()) - self._clock.monotonic_s()
-        if (
-            left_s > 0
-        ):  # fires once in timeout_s at least: a request may be sent behind a long poll and be due before it
+        if left_s > 0:  # within timeout_s: a request that is sent behind a long poll may be due before it
             self._timer = self._loop.call_later(min(left_s, self._timeout_s), self._close_if_overdue)
             return
         _TIMEOUTS.inc()
