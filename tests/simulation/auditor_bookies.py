@@ -168,6 +168,8 @@ class AuditedBookie(Node):
 class SimulatedBookieClient:
     """The connections of one process to all bookies; takes the place of dlog/io/bookie_client.py."""
 
+    is_v3 = False
+
     def __init__(self, world: AuditorWorld, process: Process, timeout_s: float) -> None:
         self.world = world
         self.process = process
