@@ -121,7 +121,7 @@ def test_the_index_db_outlives_a_kill_and_is_refused_as_sorted(make_bookie: Make
     bookie.terminate()
     bookie.options["index"] = "sorted"
     said = bookie.refusal()
-    assert 'index = "db"' in said and "dlog bookie replace" in said
+    assert 'index = "db"' in said and "dlog bookie convert" in said
 
 
 def test_a_damaged_journal_is_refused_and_salvaged_on_demand(make_bookie: Make, cluster: str) -> None:
