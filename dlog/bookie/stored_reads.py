@@ -63,14 +63,30 @@ class StoredReads:
         alone: bool,
         wanted: int = 0,
     ) -> Outcome:
-        """Return the packet or the error; None if it arrives later: then `resume` is called with `waiter`. For the rest
-        see Bookie._find."""
+        """Return the packet or the error; None if it arrives later: then `resume` is called with `waiter`.
+
+        It is read from disk, or a read in flight that covers it is joined. Sequential reads are read ahead, random
+        reads are not. alone: join no other read, and read ahead only for a batch. wanted: bytes that a batch takes, the
+        following entries included; 0: it is no batch.
+        """
         packet = self.in_memory(ledger, entry)
         if packet is not None:
             return packet
         if self.waiting >= self._options.reads_waiting_max:
             return Code.TOO_MANY_REQUESTS
-        self._fetch(ledger, entry, resume, waiter, out, alone=alone, wanted=wanted)
+        self.waiting += 1
+        one = (entry, resume, waiter)
+        under_way = self._fetches_of.get(ledger, ())
+        if not alone:
+            for fetching in under_way:
+                if fetching.entry <= entry < fetching.entry + fetching.entries:
+                    fetching.waiters.append(one)
+                    return None
+        entries = 1
+        if wanted > 0 or (not alone and self._reads_on(ledger, entry)):
+            others = [fetching.entry - entry for fetching in under_way if fetching.entry > entry]
+            entries = min([self._options.read_ahead_entries, *others])  # the rest is being read
+        self._ask_disk(ledger, entry, entries, [one], out, wanted)
         return None
 
     def in_memory(self, ledger: int, entry: int) -> Buffer | None:
@@ -113,36 +129,6 @@ class StoredReads:
         self._fetch_rest(fetching.ledger, left, out)
 
     # ---- internal ----------------------------------------------------------------------------------------------------
-
-    def _fetch(
-        self,
-        ledger: int,
-        entry: int,
-        resume: Resume,
-        waiter: Any,
-        out: list[Any],
-        *,
-        alone: bool,
-        wanted: int,
-    ) -> None:
-        """Read an entry from disk, or join a read in flight that covers it.
-
-        Sequential reads are read ahead, random reads are not. alone: join no other read, and read ahead only for a
-        batch.
-        """
-        self.waiting += 1
-        one = (entry, resume, waiter)
-        under_way = self._fetches_of.get(ledger, ())
-        if not alone:
-            for fetching in under_way:
-                if fetching.entry <= entry < fetching.entry + fetching.entries:
-                    fetching.waiters.append(one)
-                    return
-        entries = 1
-        if wanted > 0 or (not alone and self._reads_on(ledger, entry)):
-            others = [fetching.entry - entry for fetching in under_way if fetching.entry > entry]
-            entries = min([self._options.read_ahead_entries, *others])  # the rest is being read
-        self._ask_disk(ledger, entry, entries, [one], out, wanted)
 
     def _reads_on(self, ledger: int, entry: int) -> bool:
         """Whether the entry before this one is being read or was read recently."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dlog.bookie.journal import RECORD_OVERHEAD, JournalMark, JournalMarks, Record
@@ -111,12 +112,20 @@ class JournalWriters:
             JournalWriter(
                 journal,
                 group_bytes_max,
-                on_durable=lambda upto, mark, number=number: post(GroupDurable(number, upto, mark)),  # type: ignore[misc]
-                on_refused=lambda reason, number=number: post(PersistRefused(reason, number)),  # type: ignore[misc]
+                on_durable=partial(self._on_durable, post, number),
+                on_refused=partial(self._on_refused, post, number),
             )
             for number, journal in enumerate(journals)
         ]
         self._lines: list[Line[Submitted]] = []
+
+    @staticmethod
+    def _on_durable(post: Callable[[Any], None], journal: int, upto: int, mark: JournalMark) -> None:
+        post(GroupDurable(journal, upto, mark))
+
+    @staticmethod
+    def _on_refused(post: Callable[[Any], None], journal: int, reason: str) -> None:
+        post(PersistRefused(reason, journal))
 
     def start(self, threads: Threads, on_failed: OnFailed) -> None:
         for number, writer in enumerate(self._writers):

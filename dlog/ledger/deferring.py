@@ -3,8 +3,8 @@
 Invariants, beside those of adding.py:
 - an add is answered once Qa members of its ensemble have written it, and all entries before it are answered. It may be
   lost until a force covers it;
-- the LAC, which readers and metadata get, moves only by forces (deferred_window.py): so what is told to be durable is
-  on stable storage of Qa members, also after an ensemble change;
+- the LAC, which readers and metadata get, moves only by forces (deferred_window.py): every entry up to it is on stable
+  storage of Qa members, also after an ensemble change;
 - a close that drains makes every entry durable first; one that does not leaves out those above the LAC.
 
 Source: BookKeeper, `WriteFlag.DEFERRED_SYNC`, `ForceableHandle`.

@@ -17,9 +17,10 @@ from dlog.bookie.journal import JournalMark, JournalMarks, Kind, Record, padded
 from dlog.bookie.journal_queues import JournalQueues, LacWaiting, Waiting
 from dlog.bookie.journal_replay import Restored
 from dlog.bookie.ledgers import Ledger
-from dlog.bookie.manifest import LogFile
+from dlog.bookie.manifest import LogFile, Manifest
 from dlog.bookie.messages import PersistRefused
 from dlog.io.bookie_store import LedgerDirs
+from dlog.io.db_index import DbIndex
 from dlog.io.disk import Disk, replace_file
 from dlog.io.journal_files import JournalFiles
 from dlog.io.ledger_dir import LedgerDir
@@ -29,6 +30,7 @@ from dlog.model.ids import LedgerId
 from dlog.wire.bookie import Code, EntryAdded, EntryRead, ReadEntry
 from dlog.wire.bookie_v3_messages import ForceLedger, LacWritten, LedgerForced, WriteLac
 from tests.crashpoints.station import Station
+from tests.simulation.database import SimulatedDatabase
 from tests.simulation.disk import SimulatedDisk, SimulatedFile
 
 Patch = pytest.MonkeyPatch
@@ -467,6 +469,38 @@ def _a_durable_group_counts_for_all_journals(patch: Patch) -> None:
 
     patch.setattr(Bookie, "_persisted", hasty)
 
+
+def _database_is_not_flushed(patch: Patch) -> None:
+    patch.setattr(SimulatedDatabase, "flush", lambda database: None)
+
+
+def _moved_entries_keep_their_rows(patch: Patch) -> None:
+    write = DbIndex.write
+
+    def only_states(index: DbIndex, locations: Any, rows: Iterable[LedgerRow], manifest: Manifest) -> Manifest:
+        rows = list(rows)
+        return write(index, locations if rows else [], rows, manifest)
+
+    patch.setattr(DbIndex, "write", only_states)
+
+
+def _lost_rows_are_not_noticed(patch: Patch) -> None:
+    """The database loses the last half of each flush, as after damage at the end of its list of files."""
+
+    def half(database: SimulatedDatabase) -> None:
+        database._flush_part(database._fresh[: len(database._fresh) // 2])
+        database._fresh = []
+
+    patch.setattr(SimulatedDatabase, "flush", half)
+    patch.setattr("dlog.io.db_index.last_write", lambda database: 1 << 60)
+
+
+#: of the index db; caught by its story in test_crash_points.py
+DATABASE_MUTANTS = [
+    Mutant("database is not flushed", "J3", _database_is_not_flushed),
+    Mutant("moved entries keep their rows", "J9", _moved_entries_keep_their_rows),
+    Mutant("lost rows of the database are not noticed", "J3", _lost_rows_are_not_noticed),
+]
 
 MUTANTS = [
     Mutant("answered before the sync", "J1", _answered_before_the_sync),

@@ -10,7 +10,7 @@ import pytest
 
 from dlog.errors import DLogError
 from tests.crashpoints.history import Script
-from tests.crashpoints.mutants import MUTANTS, Mutant
+from tests.crashpoints.mutants import DATABASE_MUTANTS, MUTANTS, Mutant
 from tests.crashpoints.stories import LOG_ROLLS, STORIES, Story
 from tests.crashpoints.sweeps import SEEDS, audit, reached, sweep_power, sweep_room, sweep_second_life, sweep_syncs
 
@@ -71,9 +71,20 @@ def _moving(script: Script) -> None:
     script.bury()
 
 
+ON_DB = Story("on db", _moving, replace(LOG_ROLLS, index="db"))
+
+
 def test_crash_points_of_a_bookie_with_the_index_db() -> None:
-    counts = sweep_power(Story("on db", _moving, replace(LOG_ROLLS, index="db")), 0, samples=1, share=0.2)
+    counts = sweep_power(ON_DB, 0, samples=1, share=0.2)
     assert counts["power cuts"] > 50 and counts["acknowledged"] and counts["buried"] and counts["collected"]
+
+
+@pytest.mark.parametrize("mutant", DATABASE_MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_planted_defect_of_the_index_db_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.plant(monkeypatch)
+    with pytest.raises((AssertionError, DLogError)) as caught:
+        sweep_power(ON_DB, 0, samples=1, share=0.2)
+    print(mutant.name, str(caught.value).splitlines()[0][:150])
 
 
 def _brief(script: Script) -> None:

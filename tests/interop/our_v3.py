@@ -75,7 +75,7 @@ async def tail(cluster: Cluster) -> None:
         async with asyncio.TaskGroup() as tasks:
             following = [tasks.create_task(follow(reader, 59), name="follower") for reader in readers]
             for number, payload in enumerate(written[2:], 2):
-                while min(reader.lac for reader in readers) < number - 2:  # noqa: ASYNC110  of two readers
+                while min(reader.lac for reader in readers) < number - 2:  # noqa: ASYNC110 - the slower of two readers, no event tells
                     await asyncio.sleep(0.001)
                 if number % 20 == 0:
                     await asyncio.sleep(0.2)  # long polls end meanwhile

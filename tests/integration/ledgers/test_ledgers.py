@@ -137,7 +137,7 @@ async def test_a_reader_on_v3_waits_for_the_lac_at_a_bookie(protocol: str) -> No
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(reader.wait_lac(NO_ENTRY, 60.0), name="waits for the LAC")
             if protocol == "v3":
-                while not any(map(polls, made.bookies.values())):  # noqa: ASYNC110  of any bookie
+                while not any(map(polls, made.bookies.values())):  # noqa: ASYNC110 - polls of any bookie, no event tells
                     await asyncio.sleep(0.001)
                 for bookie in made.bookies.values():
                     bookie.release()

@@ -487,18 +487,20 @@ FINDERS = (
     ),
 )
 
-# Too rare for a search: run with the plan that found it (test_ledger.py).
-LAC_BESIDE_THE_PACKET = Mutant(
-    name="the LAC beside the packet of a long poll counts",
-    invariants=("L5",),
-    style="polled",
-    parts={
-        "tailer": edited(
-            LedgerTailer, ("_note_long_poll", "has_told = self", "self._raise_to(answer.lac)\n    has_told = self")
-        )
-    },
+LONG_POLLS = (
+    Mutant(
+        name="the LAC beside the packet of a long poll counts",
+        invariants=("L5",),
+        style="polled",
+        parts={
+            "tailer": edited(
+                LedgerTailer, ("_note_long_poll", "has_told = self", "self._raise_to(answer.lac)\n    has_told = self")
+            )
+        },
+    ),
 )
 
+# Too rare for a search: run with the plan that found it (test_ledger.py).
 WHO_DENIED = Mutant(
     name="who denied an entry counts, whether it is one of its bookies or not",
     invariants=("L5",),
@@ -737,4 +739,5 @@ MUTANTS = (
     *PLACEMENT,
     *WRITERS_OPTIONS,
     *DEFERRED_SYNC,
+    *LONG_POLLS,
 )

@@ -78,7 +78,7 @@ def test_a_ledger_of_a_hundred_million_entries_is_one_group() -> None:
         column.extend(values)
     table.columns[4].extend(itertools.repeat(CHUNK_ENTRIES, chunks))
     made = directory(SimulatedDisk())
-    sorted_index(made).runs = (SimpleNamespace(table=table),)  # type: ignore[assignment]  # no chunk is read
+    sorted_index(made).runs = (SimpleNamespace(table=table),)  # type: ignore[assignment]  # only its table is used
     assert groups(list_of(made.entry_runs(1), [])) == [(0, 0, chunks * CHUNK_ENTRIES, 0)]
 
 

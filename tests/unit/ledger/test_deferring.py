@@ -46,7 +46,7 @@ class ForceStory(Story):
 
 def writer(
     metadata: LedgerMetadata | None = None,
-    options: AddingOptions = AddingOptions(),  # noqa: B008 (frozen)
+    options: AddingOptions = AddingOptions(),  # noqa: B008 - frozen
 ) -> ForceStory:
     placement = spare("d")
     return ForceStory(DeferredLedgerAdder(LEDGER, Versioned(metadata or ledger(), 1), DIGEST, placement, options))

@@ -172,7 +172,7 @@ async def test_tls_begins_once_the_answer_is_written_and_nothing_is_read_until_t
     ids=["request behind", "part of one behind", "unanswered request before"],
 )
 async def test_plain_text_around_start_tls_ends_the_connection(data: bytes) -> None:
-    """Else whoever is on the network could put requests before those of a client that has shown its certificate."""
+    """Otherwise an attacker on the network could send requests before those of a client that proved who it is."""
     client = Client(waits=False, has_certificate=True)
     client.send(data)
     assert client.sink.aborted and not client.upgraded
