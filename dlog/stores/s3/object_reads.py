@@ -27,9 +27,10 @@ from dlog.options import KiB
 from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError
 from dlog.stores.object_storage.async_lru_cache import AsyncLruCache
 from dlog.stores.object_storage.port import Objects
+from dlog.stores.object_storage.read_limits import ReadLimits
 from dlog.stores.s3.places import object_location
 from dlog.stores.s3.ports import FindObjects
-from dlog.stores.s3.read_plan import ReadLimits, needed_blocks, plan_requests
+from dlog.stores.s3.read_plan import needed_blocks, plan_requests
 from dlog.values import value
 from dlog.wire.stream_object import (
     BlockRow,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dlog.objects.compaction import CompactionOptions
 from dlog.objects.node_options import STREAM_OBJECTS_MAX, NodeOptions
-from dlog.stores.s3.read_plan import ReadLimits
 from dlog.stores.s3_direct.options import ObjectsOptions
 from dlog.stores.settings import SettingsSchema
 from dlog.wire.node_wal import ENTRY_BYTES_MAX as ENTRY_OVERHEAD
@@ -14,8 +13,6 @@ NAME = "s3"
 S3_SETTINGS = SettingsSchema(NAME)  # a stream has none
 ENTRIES_IN_FLIGHT = 8  # of a segment; the log gathers those of all segments
 WAL_OVERHEAD_BYTES = HEAD_BYTES + FRAME_BYTES + ENTRY_OVERHEAD  # of one entry, in a WAL entry of its own
-
-AHEAD_PARTS, ALL_AHEAD_PARTS = 8, 2  # of the cache: one is for blocks read ahead, of one stream and of all
 
 
 def node_options(options: ObjectsOptions, wal_entry_bytes_max: int) -> NodeOptions:
@@ -28,12 +25,6 @@ def node_options(options: ObjectsOptions, wal_entry_bytes_max: int) -> NodeOptio
         wal_entry_bytes_max=wal_entry_bytes_max,
         wal_segment_bytes=options.wal_segment_bytes,
     )
-
-
-def read_limits(options: ObjectsOptions) -> ReadLimits:
-    """What may be requested at once, and before it is needed."""
-    ahead_bytes = min(options.reads_ahead * options.extent_bytes, options.cache_bytes_max // AHEAD_PARTS)
-    return ReadLimits(options.extent_bytes, ahead_bytes, options.cache_bytes_max // ALL_AHEAD_PARTS)
 
 
 def compaction_options(options: ObjectsOptions) -> CompactionOptions:

@@ -17,28 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dlog.values import value
+from dlog.stores.object_storage.read_limits import ReadLimits
 from dlog.wire.stream_object import BLOCK_HEAD_BYTES, BlockRow
 
 _GROWTH = 4  # the window, compared with what is known before the read
 
 _ROW_BYTES = 8  # of an entry in a block without spans
 _SPAN_ROW_BYTES = 41  # of an entry in a block with spans
-
-
-@value
-class ReadLimits:
-    """group_bytes: of adjacent blocks in one request. ahead_bytes: of blocks behind those that a read needs.
-    all_ahead_bytes: of those of all streams."""
-
-    group_bytes: int
-    ahead_bytes: int
-    all_ahead_bytes: int
-
-    def shared(self, streams: int) -> ReadLimits:
-        """The limits of one stream while so many are read: what is read ahead must not be evicted before it is used."""
-        ahead_bytes = min(self.ahead_bytes, self.all_ahead_bytes // streams)
-        return ReadLimits(min(self.group_bytes, ahead_bytes), ahead_bytes, self.all_ahead_bytes)
 
 
 def payload_bytes(row: BlockRow) -> int:

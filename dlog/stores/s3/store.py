@@ -61,7 +61,6 @@ from dlog.stores.s3.options import (
     WAL_OVERHEAD_BYTES,
     compaction_options,
     node_options,
-    read_limits,
 )
 from dlog.stores.s3.own_node import OwnNode
 from dlog.stores.s3.places import FIRST_EPOCH, Place, parse_place, parse_segment_key, range_of, segment_key
@@ -136,7 +135,7 @@ class S3Store:
         self.cache: AsyncLruCache[Any, Any] = AsyncLruCache(options.cache_bytes_max)
         self.metadata = MetadataView(metadata, METADATA_S)
         self.reads = ObjectReads(
-            objects, find_objects, self.cache, fetches_max=options.fetches_max, limits=read_limits(options)
+            objects, find_objects, self.cache, fetches_max=options.fetches_max, limits=options.read_limits
         )
         self.entries = EntryReads(self)
         self.followers = WalFollowers(partial(self._new_follower, wals), self.tasks)

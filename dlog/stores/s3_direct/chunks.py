@@ -14,6 +14,7 @@ import asyncio
 import re
 from array import array
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,7 @@ from dlog.wire.digest import crc32c
 
 INDEX_BYTES_MAX = 1 << 30
 START_BYTES = 64 * KiB  # of a chunk, read first: its head, often all of it
+_SEGMENTS_REMEMBERED = 64
 _NUMBER_DIGITS = 20
 _NAME = re.compile(r"[0-9a-f]{32}\Z")
 _NUMBER = re.compile(rf"[0-9]{{{_NUMBER_DIGITS}}}\Z")
@@ -142,8 +144,16 @@ class ChunkStart:
     def is_whole(self) -> bool:
         return len(self.data) == HEAD_BYTES + self.head.body_bytes
 
+    @property
+    def extents(self) -> int:
+        """How many extents are read besides the start."""
+        return 0 if self.is_whole else len(self.cuts) - 1
+
     def extent_of(self, index: int) -> int:
         return bisect_right(self.cuts, index) - 1
+
+    def extent_bytes(self, extent: int) -> int:
+        return self.offsets[self.cuts[extent + 1]] - self.offsets[self.cuts[extent]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +179,7 @@ class ChunkReads:
         self._options = options
         self._cache = cache
         self._turns = asyncio.Semaphore(options.fetches_max)
+        self._segments: deque[str] = deque(maxlen=_SEGMENTS_REMEMBERED)  # of the last sequential reads
 
     async def numbers_behind(self, chain: Chain, behind: int, most: int) -> tuple[int, ...]:
         """The numbers of the chunks above `behind`, in order; at most so many."""
@@ -251,17 +262,17 @@ class ChunkReads:
     def read_ahead(self, chain: Chain, start: ChunkStart, entry: int, next_number: int) -> None:
         """Begin reads that a sequential reader needs after `entry` of this chunk. next_number: of the first chunk that
         does not exist."""
-        left = self._options.reads_ahead
-        if not start.is_whole:
-            at = start.extent_of(min(entry - start.head.first, start.head.entries - 1))
-            for extent in range(at + 1, min(at + 1 + left, len(start.cuts) - 1)):
-                self._cache.ahead(
-                    (chain.name, start.head.number, extent), partial(self._load_extent, chain, start, extent)
-                )
-                left -= 1
+        self._segments.append(chain.name)
+        left = self._options.read_limits.shared(len(set(self._segments))).ahead_bytes
+        extent = start.extent_of(min(entry - start.head.first, start.head.entries - 1)) + 1
+        left = self._request(chain, start, extent, left)
         first = start.head.number + 1
-        for number in range(first, min(first + left, next_number)):
-            self._cache.ahead((chain.name, number, -1), partial(self.load_start, chain, number))
+        for number in range(first, min(first + self._options.reads_ahead, next_number)):
+            found = self._cache.find((chain.name, number, -1))
+            if isinstance(found, ChunkStart):
+                left = self._request(chain, found, 0, left - len(found.data))
+            else:
+                self._cache.ahead((chain.name, number, -1), partial(self.load_start, chain, number))
 
     async def whole(self, chain: Chain, number: int) -> tuple[ChunkHead, bytes]:
         """Read a chunk and check every byte; return its head and all of it. Raises DamagedError, SegmentNotFoundError,
@@ -287,6 +298,16 @@ class ChunkReads:
         return chain.place(number) if index is None else chain.data(index.nonce)
 
     # ---- internal ---------------------------------------------------------------------------------------------------
+
+    def _request(self, chain: Chain, start: ChunkStart, first: int, bytes_max: int) -> int:
+        """Begin reads of the extents of a chunk from `first` on, at most so many bytes; return how many are left."""
+        for extent in range(first, start.extents):
+            bytes_max -= start.extent_bytes(extent)
+            if bytes_max < 0:
+                break
+            key = (chain.name, start.head.number, extent)
+            self._cache.ahead(key, partial(self._load_extent, chain, start, extent))
+        return bytes_max
 
     async def _kind(self, chain: Chain, number: int) -> ChunkKind | None:
         for _ in range(2):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dlog.options import MiB, check_positive, option
 from dlog.stores.object_storage.locations import parse_root
 from dlog.stores.object_storage.options import ObjectStorageOptions
+from dlog.stores.object_storage.read_limits import ReadLimits
 from dlog.stores.settings import SettingsSchema
 
 NAME = "s3-direct"
@@ -56,6 +57,11 @@ class ObjectsOptions(ObjectStorageOptions):
     marked_grace_s: float = option(
         600.0, "how long an object of `s3` stays that is needed no more, for readers with older metadata"
     )
+
+    @property
+    def read_limits(self) -> ReadLimits:
+        """What a reader of one stream may request at once, and before it needs it."""
+        return ReadLimits.of_cache(self.extent_bytes, self.reads_ahead, self.cache_bytes_max)
 
     def __post_init__(self) -> None:
         ObjectStorageOptions.__post_init__(self)

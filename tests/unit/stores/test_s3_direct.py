@@ -40,12 +40,26 @@ STREAM = StreamName("s")
 
 
 class Objects(MemoryObjects):
-    """Counts requests. deletions_left: until the process that deletes is killed."""
+    """Counts requests. deletions_left: until the process that deletes is killed. held: reads that wait for `release`;
+    None: they are answered at once."""
 
     def __init__(self) -> None:
         super().__init__()
         self.deletions_left: int | None = None
         self.lists = 0
+        self.held: list[asyncio.Future[None]] | None = None
+
+    async def read(self, location: Location, offset: int, size: int) -> bytes:
+        if self.held is not None:
+            self.held.append(asyncio.get_running_loop().create_future())
+            await self.held[-1]
+        return await super().read(location, offset, size)
+
+    def release(self) -> None:
+        """Answer the reads that wait."""
+        waiting, self.held = self.held or [], []
+        for one in waiting:
+            one.set_result(None)
 
     async def delete(self, location: Location) -> None:
         if self.deletions_left is not None:
@@ -137,11 +151,11 @@ async def written(store: S3DirectStore, payloads: Sequence[bytes], *, seals: boo
     return ref
 
 
-async def read_all(store: S3DirectStore, ref: SegmentRef) -> list[bytes]:
+async def read_all(store: S3DirectStore, ref: SegmentRef, bytes_max: int = 1 << 20) -> list[bytes]:
     reader = await store.open_reader(ref)
     found: list[bytes] = []
     while len(found) <= reader.last_confirmed:
-        found += await reader.read(EntryId(len(found)), reader.last_confirmed, 1 << 20)
+        found += await reader.read(EntryId(len(found)), reader.last_confirmed, bytes_max)
     await reader.close()
     return found
 
@@ -263,6 +277,31 @@ async def test_an_entry_of_a_long_chain_is_found_with_few_reads(cluster: Cluster
         assert await reader.read(EntryId(entry), EntryId(entry), 1) == [payloads[entry]]
     assert len(cluster.objects.reads) <= 20 * 6
     await reader.close()
+
+
+async def test_a_sequential_reader_of_many_large_chunks_waits_for_few_round_trips(cluster: Cluster) -> None:
+    """Its reads ahead go on behind the end of a chunk."""
+    entry_bytes, extent_bytes, chunks, extents = 50_000, 100_000, 12, 4
+    store = await cluster.store(chunk_bytes_max=extents * extent_bytes)
+    writer, ref = await created(store)
+    payloads = [b"%d" % (at % 10) * entry_bytes for at in range(chunks * extents * 2)]
+    for first in range(0, len(payloads), extents * 2):
+        await asyncio.wait([writer.append(EntryId(first + at), [payloads[first + at]]) for at in range(extents * 2)])
+    await writer.seal()
+    options = {"extent_bytes": extent_bytes, "reads_ahead": 8, "cache_bytes_max": 64 * extent_bytes}
+    store = await cluster.store(**options)
+    await store.check_root()
+    round_trips = 0
+    cluster.objects.held = []
+    async with limit(), asyncio.TaskGroup() as group:
+        reading = group.create_task(read_all(store, ref, entry_bytes * 2), name="reader")
+        while not reading.done():
+            for _ in range(200):
+                await asyncio.sleep(0)
+            round_trips += bool(cluster.objects.held)
+            cluster.objects.release()
+    assert reading.result() == payloads
+    assert round_trips <= chunks, "about one for the bytes read ahead, not one or two for each chunk"
 
 
 async def test_a_seek_in_a_long_chain_probes_several_objects_at_once(cluster: Cluster) -> None:

@@ -14,9 +14,10 @@ from dlog.model.object_streams import NodeEpoch, NodeId, ObjectId, ObjectRef, Ob
 from dlog.stores.contract import SegmentCorruptError, StoreUnavailableError
 from dlog.stores.object_storage.async_lru_cache import AsyncLruCache
 from dlog.stores.object_storage.locations import Location, parse_root
+from dlog.stores.object_storage.read_limits import ReadLimits
 from dlog.stores.s3.object_reads import ObjectName, ObjectReads
 from dlog.stores.s3.places import object_location
-from dlog.stores.s3.read_plan import ReadLimits, needed_blocks, plan_requests
+from dlog.stores.s3.read_plan import needed_blocks, plan_requests
 from dlog.wire.stream_object import BlockRow, ObjectEncoder, ObjectEntry
 from tests.memory_objects import MemoryObjects
 
