@@ -218,15 +218,14 @@ class StreamReaderMachine:
     def _note_unlisted(self, stream: StreamMetadata) -> None:
         """The current segment is not in the list: it may be truncated, it may have been empty, or it is still to come.
 
-        An empty list does not show whether an in-progress segment was truncated or was empty: a Java writer drops all
-        empty ones, and reuses the first of their numbers.
+        An empty list may not show whether a segment was truncated or was empty. One that is known to have entries was
+        truncated.
         """
         cursor, number = self._cursor, self.position.segment
-        untouched = cursor.segment if cursor is not None and not cursor.has_taken else None
-        is_told_later = untouched is not None and not untouched.completed and not stream.segments
-        if number > 0 and stream.has_lost(number) and not is_told_later:
+        has_entries = cursor is not None and (cursor.has_taken or cursor.segment.completed)
+        if number > 0 and stream.has_lost(number) and (has_entries or stream.is_number_final(number)):
             self._end_truncated(stream)
-        elif untouched is not None:
+        elif cursor is not None and not cursor.has_taken:
             self._cursor = None  # it was empty and is gone; its number is reused
 
     @property

@@ -55,10 +55,10 @@ class StartPosition:
     def _choose_dlsn(self, stream: StreamMetadata, position: DLSN) -> DLSN | None:
         dlsn, first = of(*self._read.value), stream.first_dlsn
         self.wanted, self.is_after_lac = None, False
-        if dlsn < first:
-            if first > of(1, 0, 0):
-                return None
+        if dlsn < first == of(1, 0, 0):
             return first if stream.segments else position  # nothing is truncated
+        if dlsn < first and (stream.is_sealed or stream.is_number_final(dlsn.segment)):
+            return None
         self.wanted = dlsn
         last = stream.segments[-1] if stream.segments else None
         if last is not None and dlsn.segment > last.number and not last.completed:

@@ -262,6 +262,11 @@ class StreamMetadata:
         """Whether a segment, and every earlier one, was truncated."""
         return number < self.first_number
 
+    def is_number_final(self, number: int) -> bool:
+        """Whether it is known that no later segment gets this number. An empty list does not show if its last segments
+        were truncated, or were empty and dropped, so that the first of their numbers is reused."""
+        return bool(self.segments or (self.truncated and number <= self.truncated[-1].number))
+
     def has_dropped(self, number: int, location: Location) -> bool:
         """Whether a segment that was listed was removed as empty; its number may have been reused."""
         listed = self.segment(number)

@@ -15,7 +15,7 @@ from dlog.model.ids import EntryId, SegmentNumber
 from dlog.stores.contract import StoreUnavailableError
 from dlog.wire.proxy import ReaderEventKind, Start
 from tests.unit.log.reader_desk import Desk, revived, three_segments
-from tests.unit.log.stage import Actor, Stage, batch
+from tests.unit.log.stage import Actor, Stage, StoredSegment, batch
 
 
 @pytest.mark.parametrize("at", range(12))
@@ -95,6 +95,23 @@ def test_a_position_before_the_truncation_point_is_refused_with_the_first_that_i
     assert desk.events[0].detail == {"first": list(dlsns[4])}
     assert Desk(stage, Start.START).seen == dlsns[4:]
     assert Desk(stage, Start.DLSN, tuple(dlsns[4])).seen == dlsns[4:]
+
+
+@pytest.mark.parametrize(("number", "kinds"), [(1, []), (2, [ReaderEventKind.TRUNCATED])])
+def test_a_list_that_became_empty_does_not_say_that_a_position_is_truncated(
+    number: int, kinds: list[ReaderEventKind]
+) -> None:
+    """The number of a dropped segment may be reused, which the next one's shows. Told TRUNCATED, a reader skips it."""
+    stage, _, _ = three_segments()
+    later = replace(stage.value.segments[-1], number=SegmentNumber(number), name="later")
+    stage.stored["later"] = StoredSegment(number)
+    stage.value = replace(stage.value, segments=(), max_segment=SegmentNumber(2))
+    desk = Desk(stage, Start.DLSN, (1, 2, 0))
+    assert desk.kinds == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP]
+    assert desk.machine.position == of(1, 2, 0)
+    stage.value = replace(stage.value, segments=(later,))
+    desk.refresh()
+    assert desk.kinds[2:] == kinds
 
 
 def truncated_within_the_last_segment() -> tuple[Stage, Actor, DLSN, DLSN]:
