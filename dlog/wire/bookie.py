@@ -236,13 +236,13 @@ _SUMMARY_FIELDS = struct.Struct(">qqI")
 
 def encode_request(request: Request) -> list[Buffer]:
     """The frame of a request; payload parts are not copied. Unsupported cannot be encoded."""
+    if isinstance(request, AddEntry):  # the most frequent one
+        assert not request.deferred, "deferred sync needs v3"
+        assert len(request.master_key) == _KEY_SIZE, "a master key has 20 bytes"
+        flags = (_RECOVERY if request.recovery else 0) | (_HIGH_PRIORITY if request.high_priority else 0)
+        size = sum(map(len, request.parts)) + 4 + _KEY_SIZE
+        return [_ADD_HEAD.pack(size, _VERSION, _ADD, flags, request.master_key), *request.parts]
     match request:
-        case AddEntry(ledger, entry, key, parts, recovery, high_priority, deferred):
-            assert not deferred, "deferred sync needs v3"
-            assert len(key) == _KEY_SIZE, "a master key has 20 bytes"
-            flags = (_RECOVERY if recovery else 0) | (_HIGH_PRIORITY if high_priority else 0)
-            size = sum(map(len, parts)) + 4 + _KEY_SIZE
-            return [_ADD_HEAD.pack(size, _VERSION, _ADD, flags, key), *parts]
         case ReadEntry(ledger, entry, fence, key, high_priority):
             flags = (_FENCE if fence else 0) | (_HIGH_PRIORITY if high_priority else 0)
             tail = _key_of(fence, key)
@@ -312,12 +312,14 @@ class ResponseDecoder(Decoder[list[Response]]):
         super().__init__(length_max)
 
     def feed(self, data: Buffer) -> list[Response]:
-        if len(data) == _RESPONSE_HEAD.size and not self.frames.have:  # most chunks are the response to one add
-            length, version, op, _, number, ledger, entry = _RESPONSE_HEAD.unpack_from(data)
-            if op == _ADD and length == 24 and version <= _VERSION:
-                code = _CODES.get(number)
-                if code is not None:
-                    return [EntryAdded(ledger, entry, code)]
+        if not self.frames.have and len(data) % _RESPONSE_HEAD.size == 0:  # most chunks are responses to adds
+            responses: list[Response] = [
+                EntryAdded(ledger, entry, _CODES[number])
+                for length, version, op, _, number, ledger, entry in _RESPONSE_HEAD.iter_unpack(data)
+                if op == _ADD and length == 24 and version <= _VERSION and number in _CODES
+            ]
+            if len(responses) * _RESPONSE_HEAD.size == len(data):
+                return responses
         return super().feed(data)
 
     def _decoded(self, frames: Iterable[memoryview]) -> list[Response]:
