@@ -130,7 +130,9 @@ class EventTrace:
 def _kinds_of(fact: Any, effects: Sequence[Any]) -> _Kinds:
     cls = fact.__class__
     brought = fact.message if cls is Received else fact.request if cls is Asked else None
-    kinds = (cls, brought.__class__, *map(type, effects[:EFFECTS_MAX]))
+    kinds: _Kinds = (cls, brought.__class__)
+    if effects:
+        kinds = (*kinds, *map(type, effects[:EFFECTS_MAX]))
     return _kinds.setdefault(kinds, kinds)
 
 

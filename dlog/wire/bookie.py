@@ -221,6 +221,7 @@ _PACKET_IDS = 16  # a packet shorter than this does not identify its entry
 _WORD = struct.Struct(">I")
 _IDS = struct.Struct(">qq")
 _ADD_HEAD = struct.Struct(">IBBH20s")
+_ADD_FIELDS = struct.Struct(">20sqq")
 _READ_HEAD = struct.Struct(">IBBHqq")
 _BATCH_HEAD = struct.Struct(">IBBHqqqiq")
 _BATCH_FIELDS = struct.Struct(">qqqiq")
@@ -382,12 +383,11 @@ def _decode_add(frame: memoryview, version: int, flags: int) -> Request:
     packet = frame[4 + _KEY_SIZE :]
     if len(packet) < _PACKET_IDS:
         raise ProtocolError(f"add request too short to identify an entry: bytes={len(frame)}")
-    ledger, entry = _IDS.unpack_from(packet)
+    key, ledger, entry = _ADD_FIELDS.unpack_from(frame, 4)
     if version > _VERSION:
         return _refused(EntryAdded(ledger, entry, Code.BAD_VERSION))
     if len(packet) < _PACKET_MIN:
         return _refused(EntryAdded(ledger, entry, Code.BAD_REQUEST))
-    key = bytes(frame[4 : 4 + _KEY_SIZE])
     return AddEntry(ledger, entry, key, (packet,), bool(flags & _RECOVERY), bool(flags & _HIGH_PRIORITY))
 
 
