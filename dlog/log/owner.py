@@ -327,10 +327,11 @@ class StreamOwnerMachine:
         """Derive every consequence of the facts so far."""
         t = self._context
         claim = t.claim
-        if self.has_ended or t.phase is Phase.IDLE or claim.state is ClaimState.CLAIMING:
-            return
-        if not t.is_held and claim.state is ClaimState.HELD:
-            self._hold()
+        if not t.is_held:
+            if self.has_ended or t.phase is Phase.IDLE or claim.state is ClaimState.CLAIMING:
+                return
+            if claim.state is ClaimState.HELD:
+                self._hold()
         while claim.error is None:
             self._progress()
             self._confirming.progress()
