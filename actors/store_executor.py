@@ -204,7 +204,10 @@ class StoreExecutor:
                 await known.writer.abandon()
 
     def _find(self, number: SegmentNumber) -> SegmentWriter | None:
-        return next((known.writer for known in self._writers if known.number == number), None)
+        for known in self._writers:
+            if known.number == number:
+                return known.writer
+        return None
 
     def _without(self, former: SegmentWriter | None) -> tuple[_OpenWriter, ...]:
         return tuple(kept for kept in self._writers if kept.writer is not former)

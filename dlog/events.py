@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from dlog.values import value
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -315,7 +317,7 @@ class RetentionHeld(Event):
     metadata_unix_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LacMoved(Event):
     """Published to tail readers, never logged. entries: the last of the entries confirmed by it, up to `lac`, each as
     its appended parts; empty if a recovery found the LAC.

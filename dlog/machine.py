@@ -149,7 +149,7 @@ class Send:
     message: Any
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Persist:
     """Put bytes on stable storage; tokens are increasing integers; answered by `Persisted`."""
 

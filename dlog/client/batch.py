@@ -8,19 +8,19 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Protocol
 
 from dlog.client.options import RECORD_BYTES_MAX
 from dlog.errors import DLogError, RecordTooLargeError
 from dlog.model.dlsn import DLSN, DLSN_INVALID
+from dlog.values import value
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import SET_RECORD_OVERHEAD, build_record_set, parse_record_set
 
 SLOT_BYTES = SET_RECORD_OVERHEAD
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BatchResult:
     """Where records are: consecutive slots of one entry. DLSN_INVALID twice if the log no longer knows."""
 

@@ -300,6 +300,9 @@ class BookieClient:
             self._on_event(BookieLost(bookie, reason))
 
 
+_Held = tuple[BookieRequester, ClientRequest]
+
+
 class _InflightRequest:
     """One request in flight, its requesters, and the requests that it holds back."""
 
@@ -308,8 +311,8 @@ class _InflightRequest:
     def __init__(
         self,
         message: ClientRequest,
-        askers: list[BookieRequester],
-        held: list[tuple[BookieRequester, ClientRequest]],
+        askers: tuple[BookieRequester, ...],
+        held: tuple[_Held, ...],
         size: int,
         due_s: float,
     ) -> None:
@@ -370,18 +373,18 @@ class _Connection(asyncio.BufferedProtocol):
             question = (_BATCH if isinstance(message, BatchRead) else _SUMMARY, message.ledger, self._numbered)
         same = self._questions.get(question)
         if same is None:
-            self._send(question, message, [asker], [], number)
+            self._send(question, message, (asker,), (), number)
         elif _may_share(same.message, message):
-            same.askers.append(asker)
+            same.askers += (asker,)
         else:
-            same.held.append((asker, message))
+            same.held += ((asker, message),)
 
     def _send(
         self,
         question: Question,
         message: ClientRequest,
-        askers: list[BookieRequester],
-        held: list[tuple[BookieRequester, ClientRequest]],
+        askers: tuple[BookieRequester, ...],
+        held: tuple[_Held, ...],
         number: int = 0,
     ) -> None:
         """Send a request for `askers` and hold `held` back behind it. PeerLost may be posted before this returns."""
@@ -534,13 +537,15 @@ class _Connection(asyncio.BufferedProtocol):
         self.unanswered_bytes -= asked.size
         message = asked.message
         again = asked.held
-        if isinstance(response, EntryRead):
+        if isinstance(response, EntryAdded):
+            pass  # most responses
+        elif isinstance(response, EntryRead):
             if isinstance(message, ReadEntry) and message.fence and not response.fence:
                 response = replace(response, fence=True)
             elif response.code is not Code.OK and len(asked.askers) > asked.before:
                 # the bookie may have read before the later requesters asked, so their request is sent again
-                again = [(asker, message) for asker in asked.askers[asked.before :]] + again
-                del asked.askers[asked.before :]
+                again = (*((asker, message) for asker in asked.askers[asked.before :]), *again)
+                asked.askers = asked.askers[: asked.before]
         elif isinstance(response, BatchReadDone | EntriesSummarized):
             response = replace(response, request=asked.number)
         fact = Received(self._bookie, response)
@@ -549,7 +554,7 @@ class _Connection(asyncio.BufferedProtocol):
         if again:
             self._release(question, again)
 
-    def _release(self, question: Question, held: list[tuple[BookieRequester, ClientRequest]]) -> None:
+    def _release(self, question: Question, held: tuple[_Held, ...]) -> None:
         """Send the first request held back, together with those that may share its response; hold back the rest."""
         (asker, message), *rest = held
         if self._lost:  # a requester's handling of the response closed the connection
@@ -558,8 +563,8 @@ class _Connection(asyncio.BufferedProtocol):
                 waiting.post(fact)
             return
         sharing = [other for other, request in rest if _same_plain_read(message, request)]
-        others = [one for one in rest if not _same_plain_read(message, one[1])]
-        self._send(question, message, [asker, *sharing], others)
+        others = tuple(one for one in rest if not _same_plain_read(message, one[1]))
+        self._send(question, message, (asker, *sharing), others)
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 

@@ -130,8 +130,10 @@ class EventTrace:
 def _kinds_of(fact: Any, effects: Sequence[Any]) -> _Kinds:
     cls = fact.__class__
     brought = fact.message if cls is Received else fact.request if cls is Asked else None
-    kinds = (cls, brought.__class__, *[effect.__class__ for effect in effects[:EFFECTS_MAX]])
-    return _kinds.get(kinds) or _kinds.setdefault(kinds, kinds)
+    kinds: _Kinds = (cls, brought.__class__)
+    if effects:
+        kinds = (*kinds, *map(type, effects[:EFFECTS_MAX]))
+    return _kinds.setdefault(kinds, kinds)
 
 
 def outline(value: Any) -> Any:

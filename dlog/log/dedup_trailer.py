@@ -87,7 +87,7 @@ def encode_trailer(
     """Encode a control record's payload; `snapshot` may already be packed (see `pack_snapshot`)."""
     head: bytes = msgpack.packb((unix_ms, snapshot_entry, batches))
     packed = snapshot if isinstance(snapshot, bytes) else pack_snapshot(snapshot)
-    return b"".join((MAGIC, b"\x94", memoryview(head)[1:], packed))  # an array of four, not of three
+    return b"".join((MAGIC, b"\x94", head[1:], packed))  # an array of four, not of three
 
 
 def pack_snapshot(snapshot: ProducerTableSnapshot | None) -> bytes:

@@ -75,6 +75,11 @@ class StreamMetadataUpdater:
         """Whether a change of this kind is queued or in flight."""
         return any(isinstance(c, kind) for c in self._wanted)
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is to be asked or taken."""
+        return not (self._wanted or self._done or self._refused) and self._requested_read <= self._update.reads
+
     def take_done(self) -> tuple[Change, ...]:
         done, self._done = self._done, ()
         return done

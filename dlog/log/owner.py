@@ -204,8 +204,10 @@ class StreamOwnerMachine:
         self._context.out = out
         if type(fact) is Asked and type(fact.request) is WriteBatch:
             self.write(fact.ticket, fact.request)
-            if (not out or self._context.phase is not Phase.SERVING) and not self._confirming.is_waiting:
-                return out  # the batch waits: it has no further consequence yet
+            if not self._confirming.is_waiting:
+                return out  # the batch has no further consequence before the store confirms its entry
+        elif type(fact) is Received and type(fact.message) is EntryAppended:
+            self._appended(fact.message.number, fact.message.entry)
         else:
             self._note(fact)
         self._settle()
@@ -213,8 +215,6 @@ class StreamOwnerMachine:
 
     def _note(self, fact: Fact) -> None:
         match fact:
-            case Received(_, EntryAppended(number, entry)):
-                self._appended(number, entry)
             case Received(_, StreamChanged()):
                 self._check_claim()
             case Received(_, message, now_s):
@@ -327,15 +327,18 @@ class StreamOwnerMachine:
         """Derive every consequence of the facts so far."""
         t = self._context
         claim = t.claim
-        if self.has_ended or t.phase is Phase.IDLE or claim.state is ClaimState.CLAIMING:
-            return
-        if not t.is_held and claim.state is ClaimState.HELD:
-            self._hold()
+        if not t.is_held:
+            if self.has_ended or t.phase is Phase.IDLE or claim.state is ClaimState.CLAIMING:
+                return
+            if claim.state is ClaimState.HELD:
+                self._hold()
         while claim.error is None:
             self._progress()
             self._confirming.progress()
             if t.phase is not Phase.RECOVERING:  # deleting can wait
                 t.out += t.disposal.effects()
+            if t.register.is_at_rest:
+                break
             t.out += t.register.effects()
             done = t.register.take_done()
             for change, error in t.register.take_refused():
@@ -360,14 +363,14 @@ class StreamOwnerMachine:
     def _progress(self) -> None:
         t = self._context
         match t.phase:
-            case Phase.RECOVERING:
-                self._takeover.progress()
             case Phase.SERVING | Phase.DRAINING:
                 self._rolling.progress()
                 if self._rolling.state is Roll.NONE:
                     self._importing.progress()
                 if t.phase is Phase.DRAINING:
                     self._progress_draining()
+            case Phase.RECOVERING:
+                self._takeover.progress()
             case Phase.CLOSING:
                 self._importing.progress()
             case Phase.SEALED | Phase.RELEASING:
@@ -481,6 +484,8 @@ class StreamOwnerMachine:
         """The error for new writes; None while they are admitted."""
         t = self._context
         match t.phase:
+            case Phase.SERVING:  # a seal or a hand-over leads to DRAINING at once
+                return self._takeover.obstacle
             case Phase.IDLE:
                 return NotReadyError("the stream is not claimed yet, try again")
             case Phase.SEALED | Phase.RELEASING:

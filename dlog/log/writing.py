@@ -172,7 +172,8 @@ class EntryWriter:
             len(self._inflight) < segment.entries_in_flight or self._waiting_bytes >= options.cut_bytes
         ):
             pending = self.packer.cut(self._waiting, segment)
-            self._waiting_bytes -= sum(len(batch.request.body) for batch in pending.batches)
+            for batch in pending.batches:
+                self._waiting_bytes -= len(batch.request.body)
             self._append(pending, out)
 
     def append_control(self, out: list[Effect]) -> None:

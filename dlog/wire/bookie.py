@@ -221,6 +221,7 @@ _PACKET_IDS = 16  # a packet shorter than this does not identify its entry
 _WORD = struct.Struct(">I")
 _IDS = struct.Struct(">qq")
 _ADD_HEAD = struct.Struct(">IBBH20s")
+_ADD_FIELDS = struct.Struct(">20sqq")
 _READ_HEAD = struct.Struct(">IBBHqq")
 _BATCH_HEAD = struct.Struct(">IBBHqqqiq")
 _BATCH_FIELDS = struct.Struct(">qqqiq")
@@ -236,13 +237,13 @@ _SUMMARY_FIELDS = struct.Struct(">qqI")
 
 def encode_request(request: Request) -> list[Buffer]:
     """The frame of a request; payload parts are not copied. Unsupported cannot be encoded."""
+    if isinstance(request, AddEntry):  # the most frequent one
+        assert not request.deferred, "deferred sync needs v3"
+        assert len(request.master_key) == _KEY_SIZE, "a master key has 20 bytes"
+        flags = (_RECOVERY if request.recovery else 0) | (_HIGH_PRIORITY if request.high_priority else 0)
+        size = sum(map(len, request.parts)) + 4 + _KEY_SIZE
+        return [_ADD_HEAD.pack(size, _VERSION, _ADD, flags, request.master_key), *request.parts]
     match request:
-        case AddEntry(ledger, entry, key, parts, recovery, high_priority, deferred):
-            assert not deferred, "deferred sync needs v3"
-            assert len(key) == _KEY_SIZE, "a master key has 20 bytes"
-            flags = (_RECOVERY if recovery else 0) | (_HIGH_PRIORITY if high_priority else 0)
-            size = sum(map(len, parts)) + 4 + _KEY_SIZE
-            return [_ADD_HEAD.pack(size, _VERSION, _ADD, flags, key), *parts]
         case ReadEntry(ledger, entry, fence, key, high_priority):
             flags = (_FENCE if fence else 0) | (_HIGH_PRIORITY if high_priority else 0)
             tail = _key_of(fence, key)
@@ -312,12 +313,14 @@ class ResponseDecoder(Decoder[list[Response]]):
         super().__init__(length_max)
 
     def feed(self, data: Buffer) -> list[Response]:
-        if len(data) == _RESPONSE_HEAD.size and not self.frames.have:  # most chunks are the response to one add
-            length, version, op, _, number, ledger, entry = _RESPONSE_HEAD.unpack_from(data)
-            if op == _ADD and length == 24 and version <= _VERSION:
-                code = _CODES.get(number)
-                if code is not None:
-                    return [EntryAdded(ledger, entry, code)]
+        if not self.frames.have and len(data) % _RESPONSE_HEAD.size == 0:  # most chunks are responses to adds
+            responses: list[Response] = [
+                EntryAdded(ledger, entry, _CODES[number])
+                for length, version, op, _, number, ledger, entry in _RESPONSE_HEAD.iter_unpack(data)
+                if op == _ADD and length == 24 and version <= _VERSION and number in _CODES
+            ]
+            if len(responses) * _RESPONSE_HEAD.size == len(data):
+                return responses
         return super().feed(data)
 
     def _decoded(self, frames: Iterable[memoryview]) -> list[Response]:
@@ -380,12 +383,11 @@ def _decode_add(frame: memoryview, version: int, flags: int) -> Request:
     packet = frame[4 + _KEY_SIZE :]
     if len(packet) < _PACKET_IDS:
         raise ProtocolError(f"add request too short to identify an entry: bytes={len(frame)}")
-    ledger, entry = _IDS.unpack_from(packet)
+    key, ledger, entry = _ADD_FIELDS.unpack_from(frame, 4)
     if version > _VERSION:
         return _refused(EntryAdded(ledger, entry, Code.BAD_VERSION))
     if len(packet) < _PACKET_MIN:
         return _refused(EntryAdded(ledger, entry, Code.BAD_REQUEST))
-    key = bytes(frame[4 : 4 + _KEY_SIZE])
     return AddEntry(ledger, entry, key, (packet,), bool(flags & _RECOVERY), bool(flags & _HIGH_PRIORITY))
 
 

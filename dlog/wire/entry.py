@@ -10,7 +10,7 @@ the segment's user records from 1; a control record has the count so far.
 
 Invariants:
 - Reading checks a declared size against the bytes present before it allocates; every fault is a DamagedError.
-- Writing copies no payload unless it compresses.
+- Writing copies no payload unless it compresses or the entry is small.
 
 Source: DistributedLog, LogRecord, LogRecordSet, EnvelopedEntry.
 """
@@ -53,6 +53,7 @@ _SET_VERSION = 0x1000
 _CODEC_MASK = 0x3
 _LZ4_RATIO_MAX = 255  # highest compression ratio of an LZ4 block
 _STRIDE = 32  # records of equal length that are split at once
+_JOINED_BYTES_MAX = 4096  # an entry up to this size is one part: copying it costs less than parts in all layers below
 _SHORT = tuple(_I32.pack(n) for n in range(4096))
 
 
@@ -112,7 +113,7 @@ def end_of_stream_record(position: int) -> Record:
 
 
 def encode_entry(records: Sequence[Record], codec: Codec = Codec.NONE) -> tuple[Buffer, ...]:
-    """The payload of an entry, as parts: heads and the records' payloads, not copied (joined if compressed).
+    """The payload of an entry, as parts: heads and the records' payloads, not copied (joined if compressed or small).
 
     Slots are not stored. Raises RecordTooLargeError if the records exceed ENTRY_BYTES_MAX together.
     """
@@ -128,9 +129,9 @@ def encode_entry(records: Sequence[Record], codec: Codec = Codec.NONE) -> tuple[
         packed: bytes = lz4.block.compress(b"".join(parts), store_size=False)
         return (_ENVELOPE.pack(_ENVELOPE_VERSION, codec, size, len(packed)) + packed,)
     head = _ENVELOPE.pack(_ENVELOPE_VERSION, codec, size, size)
-    if not parts:
-        return (head,)
-    parts[0] = head + bytes(parts[0])  # one part less for all layers below
+    if size <= _JOINED_BYTES_MAX:
+        return (b"".join((head, *parts)),)
+    parts[0] = head + bytes(parts[0])
     return tuple(parts)
 
 

@@ -49,11 +49,13 @@ _HEAD = struct.Struct(">IH")
 class Kind(NamedTuple):
     """Type of a field: its name in docs/protocol.md, and a check that returns the decoded value.
 
-    A check raises ProtocolError or ValueError.
+    A check raises ProtocolError or ValueError. plain: an expression that is true of values `{0}` which the check would
+    return as they are.
     """
 
     name: str
     check: Callable[[Any], Any]
+    plain: str = "False"
 
 
 def _integer(name: str, low: int, high: int) -> Kind:
@@ -62,7 +64,7 @@ def _integer(name: str, low: int, high: int) -> Kind:
             raise ValueError(f"not a {name}")
         return value
 
-    return Kind(name, check)
+    return Kind(name, check, f"type({{0}}) is int and {low} <= {{0}} <= {high}")
 
 
 def _flag(value: Any) -> bool:
@@ -142,7 +144,8 @@ def _start_value(value: Any) -> Any:
 
 def _or_nil(kind: Kind) -> Kind:
     check = kind.check
-    return Kind(f"{kind.name} or nil", lambda value: None if value is None else check(value))
+    plain = f"{{0}} is None or {kind.plain}"
+    return Kind(f"{kind.name} or nil", lambda value: None if value is None else check(value), plain)
 
 
 U63 = _integer("u63", 0, _I64_MAX)
@@ -151,14 +154,14 @@ U32 = _integer("u32", 0, 2**32 - 1)
 U16 = _integer("u16", 0, 2**16 - 1)
 COUNT = _integer("count", 1, 2**31 - 1)
 WINDOW = _integer("window", 1, WINDOW_MAX)
-BOOL = Kind("bool", _flag)
-TEXT = Kind("str", _text)
+BOOL = Kind("bool", _flag, "type({0}) is bool")
+TEXT = Kind("str", _text, "type({0}) is str")
 LOCATION_NAME = Kind("location", _location_name)
 INCARNATION = Kind("incarnation", _incarnation)
 MAP = Kind("map", _map)
 LIMITS = Kind("map of u63", _limits)
 DLSN = Kind("dlsn", _dlsn)
-PRODUCER = Kind("bin 16", _producer)
+PRODUCER = Kind("bin 16", _producer, "type({0}) is bytes and len({0}) == 16")
 LENGTHS = Kind("packed u32", _lengths)
 START = Kind("start", Start)
 START_VALUE = Kind("start value", _start_value)
@@ -318,20 +321,15 @@ def encode(message: Message) -> list[Buffer]:
     Raises InvalidRequestError if names or maps make the header exceed HEADER_BYTES_MAX, or if msgpack cannot encode a
     value: half a surrogate pair, an integer beyond 64 bits, another type.
     """
-    body: Buffer = b""
-    match message:
-        case proxy.Write() | proxy.Entries() | proxy.SinkWrite() | proxy.ObjectsAsk():
-            body = message.body
-        case proxy.Done():
-            body = _packed(message.result, message)
-        case proxy.ImportSegments():
-            body = _packed(message.parts, message)
-    fields = _HEADERS[type(message)](message)
+    kind = type(message)
+    make_body = _SENT_BODIES.get(kind)
+    body: Buffer = b"" if make_body is None else make_body(message)
+    fields = _HEADERS[kind](message)
     if fields[-1] is None and fields[0] in _LAST_IS_LEFT_OUT:
         del fields[-1]
     header = _packed(fields, message)
     if len(header) > HEADER_BYTES_MAX:
-        raise InvalidRequestError(f"message too large: message={type(message).__name__} header_bytes={len(header)}")
+        raise InvalidRequestError(f"message too large: message={kind.__name__} header_bytes={len(header)}")
     size = len(header)
     head = _HEAD.pack(2 + size + len(body), size) + header
     return [head, body] if body else [head]
@@ -368,6 +366,14 @@ _HEADERS: dict[type[Any], Callable[[Any], list[Any]]] = {
 }
 _HEADERS[proxy.Failed] = _failed_header
 _HEADERS[proxy.Entries] = _entries_header
+_SENT_BODIES: dict[type[Any], Callable[[Any], Buffer]] = {
+    proxy.Write: attrgetter("body"),
+    proxy.Entries: attrgetter("body"),
+    proxy.SinkWrite: attrgetter("body"),
+    proxy.ObjectsAsk: attrgetter("body"),
+    proxy.Done: lambda message: _packed(message.result, message),
+    proxy.ImportSegments: lambda message: _packed(message.parts, message),
+}
 
 
 # ---- decoding -------------------------------------------------------------------------------------------------------
@@ -414,18 +420,17 @@ def decode(frame: memoryview) -> Message:
     known = _DECODERS.get(header[0])
     if known is None:
         raise ProtocolError(f"unknown op: op={header[0]}")
-    cls, checks, with_body = known
-    if len(header) == len(checks) and header[0] in _LAST_IS_LEFT_OUT:
+    cls, count, make, with_body = known
+    if len(header) == count and header[0] in _LAST_IS_LEFT_OUT:
         header.append(None)
-    if len(header) != len(checks) + 1:
-        raise ProtocolError(f"wrong number of fields: op={header[0]} fields={len(header) - 1} expected={len(checks)}")
+    if len(header) != count + 1:
+        raise ProtocolError(f"wrong number of fields: op={header[0]} fields={len(header) - 1} expected={count}")
     body = frame[stop:]
     if body and not with_body:
         raise ProtocolError(f"message may have no body: op={header[0]} bytes={len(body)}")
     del header[0]
     try:
-        fields = [check(value) for check, value in zip(checks, header, strict=True)]
-        message: Message = cls(*fields, with_body(body)) if with_body else cls(*fields)
+        message: Message = make(*header, with_body(body)) if with_body else make(*header)
         if type(message) in _WHOLE:
             _WHOLE[type(message)](message)
     except ValueError as error:
@@ -515,6 +520,20 @@ _BODIES: dict[Op, Callable[[memoryview], Any]] = {
     Op.SINK_WRITE: _as_it_is,
     Op.OBJECTS_ASK: _as_it_is,
 }
+
+
+def _maker(cls: type[Any], kinds: list[Kind]) -> Callable[..., Any]:
+    """A function that makes a message of its fields, which it checks, and its body, which it does not. It is compiled:
+    calls of all checks would take as long as the rest of `decode`."""
+    names = [f"v{i}" for i in range(len(kinds))]
+    given = [f"{v} if {kind.plain.format(v)} else check_{v}({v})" for v, kind in zip(names, kinds, strict=True)]
+    known: dict[str, Any] = {f"check_{v}": kind.check for v, kind in zip(names, kinds, strict=True)} | {"cls": cls}
+    exec(f"def make({', '.join(names)}, *body):\n    return cls({', '.join(given)}, *body)", known)
+    made: Callable[..., Any] = known["make"]
+    return made
+
+
 _DECODERS = {
-    int(op): (cls, tuple(kind.check for _, kind in fields), _BODIES.get(op)) for op, (cls, fields) in SCHEMA.items()
+    int(op): (cls, len(fields), _maker(cls, [kind for _, kind in fields]), _BODIES.get(op))
+    for op, (cls, fields) in SCHEMA.items()
 }

@@ -50,6 +50,7 @@ from loadtest.systems.base import (
 
 PATIENCE_S = 90.0
 STEP_S = 0.02  # interval of polling the run file
+WATCH_S = 0.25  # between two looks for failed appends
 _UP = {"bookies": "3", "write-proxies": "2", "read-proxies": "2"}
 _OPTIONS = (*_UP, "config", "objects")
 _CONFIGS = {name: Path(__file__).with_name(f"{name}.toml") for name in ("small-disk", "fast-stream")}  # of `config`
@@ -279,6 +280,8 @@ class DlogClient(Client):
     def __init__(self, client: dlog.Client, tasks: BackgroundTasks) -> None:
         self._client = client
         self._tasks = tasks
+        self._unanswered: dict[DlogWriter, None] = {}
+        tasks.spawn(self._watch(), "failed appends")
 
     @classmethod
     async def connect(cls, address: Mapping[str, Any], options: Mapping[str, str]) -> DlogClient:
@@ -297,7 +300,14 @@ class DlogClient(Client):
         await self._client.close(orderly=False)
 
     async def writer(self, log: str, tell: Tell) -> DlogWriter:
-        return DlogWriter(self._client, self._tasks, log, tell)
+        return DlogWriter(self._client, self._unanswered, log, tell)
+
+    async def _watch(self) -> None:
+        """Have failures told also when nothing more is handed over."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            for writer in tuple(self._unanswered):
+                await writer.tell_failure()
 
     async def read(
         self, log: str, *, tail: bool, follow: bool
@@ -313,21 +323,20 @@ class DlogClient(Client):
 class DlogWriter(Writer):
     """One stream, through the client's pipeline: one call per record, one answer for many.
 
-    A failure ends a pipeline; a new one follows.
+    A failure ends a pipeline; a new one follows. unanswered: this writer is in it while a record has no answer.
     """
 
-    def __init__(self, client: dlog.Client, tasks: BackgroundTasks, log: str, tell: Tell) -> None:
+    def __init__(self, client: dlog.Client, unanswered: dict[DlogWriter, None], log: str, tell: Tell) -> None:
         self._client = client
+        self._unanswered = unanswered
         self._log = log
         self._tell = tell
         self._index = 0  # index of the next record given to this writer
         self._taken = 0  # records given to the pipeline
         self._told = 0  # of those, records answered
         self._shifts: deque[tuple[int, int]] = deque()  # (record of the pipeline, offset from here on to its index)
-        self._more = asyncio.Event()
         self._all_told = asyncio.Event()
         self._pipeline = self._begin()
-        tasks.spawn(self._watch(), f"answers of {log}")
 
     async def hand_over(self, records: Sequence[bytes]) -> None:
         append = self._pipeline.append_nowait
@@ -340,7 +349,6 @@ class DlogWriter(Writer):
                 self._failed(error)
                 return
             self._took(1)
-        self._more.set()
 
     async def hand_over_batch(self, records: Sequence[bytes]) -> None:
         self._took(len(records))
@@ -348,8 +356,6 @@ class DlogWriter(Writer):
             await self._pipeline.put(records)
         except DLogError as error:
             self._failed(error)
-        else:
-            self._more.set()
 
     async def append(self, record: bytes) -> Position | None:
         self._index += 1
@@ -372,6 +378,7 @@ class DlogWriter(Writer):
     def _took(self, count: int) -> None:
         self._index += count
         self._taken += count
+        self._unanswered[self] = None
 
     def _begin(self) -> Pipeline:
         self._taken = self._told = 0
@@ -381,7 +388,8 @@ class DlogWriter(Writer):
     def _written(self, row: dlog.BatchResult) -> None:
         self._told = row.index + row.count
         self._tell(Acked(self._index_of(row.index), row.count, tuple(row.first) if row.first.slot >= 0 else None))
-        self._all_told.set()
+        if self._told == self._taken:
+            self._has_answers()
 
     def _index_of(self, taken: int) -> int:
         """The index of a record of the pipeline; call in order."""
@@ -389,17 +397,18 @@ class DlogWriter(Writer):
             self._shifts.popleft()
         return taken + self._shifts[0][1]
 
-    async def _watch(self) -> None:
-        """Detect failures also when nothing more is handed over."""
-        while True:
-            await self._more.wait()
-            self._more.clear()
-            pipeline = self._pipeline
-            try:
-                await pipeline.drain()
-            except DLogError as error:
-                if pipeline is self._pipeline:
-                    self._failed(error)
+    def _has_answers(self) -> None:
+        self._unanswered.pop(self, None)
+        self._all_told.set()
+
+    async def tell_failure(self) -> None:
+        """If the pipeline has failed, tell the fates of its records."""
+        pipeline = self._pipeline
+        try:
+            await pipeline.room()
+        except DLogError as error:
+            if pipeline is self._pipeline:
+                self._failed(error)
 
     def _failed(self, error: DLogError) -> None:
         """Refuse all unanswered records and begin another pipeline."""
@@ -409,7 +418,7 @@ class DlogWriter(Writer):
             self._tell(Refused(first, end - self._told, str(error), error.outcome_unknown))
             self._told = end
         self._pipeline = self._begin()
-        self._all_told.set()
+        self._has_answers()
 
 
 def _on_kafka(variant: str) -> System:

@@ -35,6 +35,7 @@ from dlog.log.messages import (
     TruncateBefore,
     WriteBatch,
 )
+from dlog.log.metadata_updater import StreamMetadataUpdater
 from dlog.log.options import OwnerOptions
 from dlog.log.owner_context import Phase
 from dlog.machine import CompareAndSet
@@ -64,6 +65,15 @@ def test_batches_are_answered_with_their_places_once_the_store_confirms() -> Non
     stage.release()
     assert owner.answers[2] == BatchWritten(of(1, 0, 0), 3, 5000)  # type: ignore[arg-type]
     assert owner.events[-1] == LacMoved("s", 1, 0)
+
+
+def test_a_batch_and_its_confirmation_have_no_request_to_metadata_considered(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    owner = stage.taken("p1")
+    considered: list[object] = []
+    monkeypatch.setattr(StreamMetadataUpdater, "effects", considered.append)
+    assert isinstance(owner.ask(batch(0)), BatchWritten)
+    assert not considered
 
 
 def test_what_waits_while_the_pipe_is_full_shares_an_entry() -> None:

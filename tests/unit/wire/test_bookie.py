@@ -121,12 +121,21 @@ def test_a_changed_byte_ends_in_messages_or_a_protocol_error(parts: list[Buffer]
             decoder.feed(frame)
 
 
-@given(at=st.integers(0, 27), flip=st.integers(0, 255))
-def test_an_adds_answer_says_the_same_at_once_as_byte_by_byte(at: int, flip: int) -> None:
-    (whole,) = encode_response(EntryAdded(LedgerId(7), EntryId(9), Code.OK))
-    told = bytes(whole[:at]) + bytes([whole[at] ^ flip]) + bytes(whole[at + 1 :])
-    assert _answers([told]) == _answers([told[i : i + 1] for i in range(len(told))])
-    assert _answers([bytes(whole)]) == ([EntryAdded(LedgerId(7), EntryId(9), Code.OK)], None)
+@given(count=st.integers(1, 3), at=st.integers(0, 83), flip=st.integers(0, 255))
+def test_answers_to_adds_say_the_same_at_once_as_byte_by_byte(count: int, at: int, flip: int) -> None:
+    added = [EntryAdded(LedgerId(7), EntryId(9 + i), Code.OK) for i in range(count)]
+    whole = b"".join(b"".join(encode_response(response)) for response in added)
+    at %= len(whole)
+    told = whole[:at] + bytes([whole[at] ^ flip]) + whole[at + 1 :]
+    (at_once, error), (singly, expected) = _answers([told]), _answers([told[i : i + 1] for i in range(len(told))])
+    assert error == expected and (error is not None or at_once == singly)
+    assert _answers([whole]) == (added, None)
+
+
+def test_a_packet_that_looks_like_answers_to_adds_is_a_packet() -> None:
+    (added,) = encode_response(EntryAdded(LedgerId(7), EntryId(9), Code.OK))
+    read = EntryRead(LedgerId(7), EntryId(9), Code.OK, bytes(added))
+    assert _answers([b"".join(encode_response(read))]) == ([read], None)
 
 
 def _answers(chunks: list[bytes]) -> tuple[list[Response], str | None]:

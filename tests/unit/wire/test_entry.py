@@ -104,9 +104,13 @@ def test_what_a_reader_is_to_see() -> None:
 
 
 def test_payloads_are_not_copied_when_written() -> None:
-    bodies: list[Buffer] = [bytes(10), bytearray(20), memoryview(bytes(30))]
+    bodies: list[Buffer] = [bytes(10), bytearray(2000), memoryview(bytes(3000))]
     parts = encode_entry([Record(0, i + 1, 9, body) for i, body in enumerate(bodies)])
     assert all(any(part is body for part in parts) for body in bodies)
+
+
+def test_a_small_entry_is_one_part() -> None:
+    assert len(encode_entry([Record(0, 1, 9, bytes(100)), control_record(1, 9)])) == 1
 
 
 def test_an_entry_without_records_is_an_entry() -> None:
