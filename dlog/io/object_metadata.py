@@ -121,6 +121,15 @@ class ProxySender:
         self._owner: str | None = None  # address that answered, or to which a proxy redirected
         self._ways: dict[str, _Way] = {}  # by address
 
+    @property
+    def knows_owner(self) -> bool:
+        """Whether a proxy answered as the owner, or was named as such, and has not failed since."""
+        return self._owner is not None
+
+    def forget_owner(self) -> None:
+        """Ask any proxy the next time."""
+        self._owner = None
+
     async def send(self, operation: bytes) -> bytes:
         return await self.send_to(self._owner or await self._any(), operation)
 

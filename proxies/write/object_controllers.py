@@ -59,7 +59,10 @@ class OperationConnection(ProxyConnection):
 
 class LocalSender:
     """Sends operations to the controller in this process, or to the proxy that has it. Made before the proxy, which
-    attaches itself when it runs."""
+    attaches itself when it runs.
+
+    Metadata is read to find the owner only while none is known that answers.
+    """
 
     def __init__(self) -> None:
         self._controllers: ObjectControllers | None = None
@@ -77,6 +80,12 @@ class LocalSender:
         """See OperationSender (dlog/io/object_metadata.py)."""
         if self._controllers is None or self._remote is None:
             raise UnavailableError("this proxy does not run yet, try again", outcome_unknown=False)
+        if self._remote.knows_owner and not self.has_controller:
+            try:
+                return await self._remote.send(operation)
+            except DLogError:
+                self._remote.forget_owner()
+                raise
         try:
             answer = await self._controllers.ask(operation, self._remote.suspect)
         except StreamUnavailableError:
