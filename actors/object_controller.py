@@ -22,7 +22,7 @@ from dlog.errors import DamagedError, DLogError, OverCapacityError, Remedy, Stre
 from dlog.events import Event
 from dlog.io.clock import unix_ms
 from dlog.io.driver import Sink
-from dlog.io.metadata_stream import FindRoot, MetadataReplay, RecordPositions
+from dlog.io.metadata_stream import FindRoot, MetadataReplay, RecordPositions, ReplayPoint
 from dlog.log.messages import BatchWritten, TruncateBefore, WriteBatch
 from dlog.machine import Answer, Tell, Ticket
 from dlog.model.ids import Epoch
@@ -89,7 +89,8 @@ class ObjectControllerOptions:
 class ObjectControllerActor:
     """The controller while it has the metadata stream: from `run` until it is deposed or stopped.
 
-    epoch: of the owner's claim. replay: of the metadata stream, not begun yet.
+    epoch: of the owner's claim. replay: of the metadata stream, not begun yet. point: from where it may go on, as this
+    process follows the stream anyway.
     on_end: called once, with whether the owner must claim the stream again: something may have been appended whose
     outcome is unknown.
     """
@@ -100,6 +101,7 @@ class ObjectControllerActor:
         epoch: Epoch,
         *,
         replay: MetadataReplay,
+        point: Callable[[], ReplayPoint | None] = lambda: None,
         objects: Objects,
         find_root: FindRoot,
         options: ObjectControllerOptions,
@@ -113,6 +115,7 @@ class ObjectControllerActor:
         self._epoch = epoch
         self._since = (1, 0)  # this producer has written nothing before this segment and entry
         self._replay = replay
+        self._point = point
         self._objects = objects
         self._find_root = find_root
         self._options = options
@@ -188,6 +191,9 @@ class ObjectControllerActor:
     async def _begin(self) -> Controller:
         """Read the metadata stream to its end, and make the machine."""
         replay = self._replay
+        point = self._point()
+        if point is not None:
+            await replay.go_on_from(point)
         try:
             image = await replay.read_to_end(self._options.replay_wait_s, lambda: self._stopping)
             value = replay.reader.value

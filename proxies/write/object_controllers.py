@@ -23,6 +23,7 @@ from dlog.io.metadata_stream import (
     FindRoot,
     MetadataReplay,
     MetadataStreamReader,
+    ReplayPoint,
     create_metadata_stream,
 )
 from dlog.io.object_metadata import ProxySender
@@ -67,9 +68,14 @@ class LocalSender:
     def __init__(self) -> None:
         self._controllers: ObjectControllers | None = None
         self._remote: ProxySender | None = None
+        self.point: Callable[[], ReplayPoint | None] = lambda: None  # how far this process follows the metadata
 
     def attach(self, controllers: ObjectControllers, remote: ProxySender) -> None:
         self._controllers, self._remote = controllers, remote
+
+    def offer_image(self, point: Callable[[], ReplayPoint | None]) -> None:
+        """See OperationSender."""
+        self.point = point
 
     @property
     def has_controller(self) -> bool:
@@ -197,6 +203,7 @@ class ObjectControllers:
             owner,
             holding.epoch,
             replay=MetadataReplay(reader, access.objects, access.find_root),
+            point=access.sender.point,
             objects=access.objects,
             find_root=access.find_root,
             options=access.options,
