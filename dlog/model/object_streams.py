@@ -11,6 +11,7 @@ Source: AutoMQ 1.1.0, metadata of S3Stream (records of KRaft); names follow it w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, NewType
 
 from dlog.model.ids import Epoch
@@ -56,7 +57,7 @@ class StreamSetObject:
     order: ObjectId
     time_ms: int
     bytes: int
-    slices: tuple[Slice, ...]
+    slices: Sequence[Slice]
 
 
 @value

@@ -22,7 +22,7 @@ class ControllerOptions:
     """
 
     pending_max: int = option(1000, sim=(2, 40))
-    appends_in_flight: int = option(2, sim=(1, 3))
+    appends_in_flight: int = option(4, sim=(1, 4))
     gathered_bytes_max: int = option(64 * KiB, sim=(1, 500))
     keys_max: int = option(1_000_000)
     streams_max: int = option(1_000_000)

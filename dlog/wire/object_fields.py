@@ -10,7 +10,7 @@ Reading raises ValueError or TypeError for what is not such a value.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import add, sub
 from typing import Any
 
@@ -25,6 +25,7 @@ from dlog.model.object_streams import (
     WalPosition,
     WalSegment,
 )
+from dlog.values import Columns
 
 ITEMS_MAX = SLICES_MAX  # slices of a set object; stream objects, sources or set objects of a commit; ends; object ids
 TEXT_BYTES_MAX = 4096
@@ -102,21 +103,21 @@ def read_ends(value: Any) -> tuple[tuple[ObjectStreamId, int], ...]:
     return tuple(zip(map(ObjectStreamId, flat[::2]), flat[1::2], strict=True))
 
 
-def _from_slices(value: tuple[Slice, ...]) -> list[int]:
+def _from_slices(value: Sequence[Slice]) -> list[int]:
     """Column by column, as a commit may have thousands of slices."""
-    streams, starts, ends = zip(*value, strict=True) if value else ((), (), ())
+    streams, starts, ends = Columns.of(Slice, value).columns
     flat = [0] * (3 * len(value))
     flat[::3], flat[1::3], flat[2::3] = streams, starts, map(sub, ends, starts)
     return flat
 
 
-def _slices(value: Any) -> tuple[Slice, ...]:
+def _slices(value: Any) -> Sequence[Slice]:
     flat = read_numbers(value, 3)
     streams, starts, lengths = flat[::3], flat[1::3], flat[2::3]
     ends = list(map(add, starts, lengths))
     if not (all(streams) and all(lengths)) or max(ends, default=0) >= _U64_END:
         raise ValueError("a slice is empty, or without a stream, or too far")
-    return tuple(map(Slice._make, zip(streams, starts, ends, strict=True)))
+    return Columns(Slice, (streams, starts, ends))
 
 
 def _from_stream_objects(value: tuple[StreamObject, ...]) -> list[int]:
