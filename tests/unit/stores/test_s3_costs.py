@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 from unittest import mock
 
 import pytest
 
+from dlog.model.ids import EntryId
 from dlog.model.object_streams import NodeId
 from dlog.objects.operations import CloseStreams, DeleteKey, OpenNode, PutKey
 from dlog.stores.contract import SegmentRef, StoreUnavailableError
 from dlog.stores.s3.store import S3Store
+from dlog.stores.s3.wal_follower import AHEAD, WalFollower
 from tests.object_metadata import away
 from tests.unit.stores.test_s3 import W1, W2, Cluster, append, entry, upload
 
@@ -120,3 +123,38 @@ async def test_a_call_for_a_new_image_ends_when_the_store_is_closed(cluster: Clu
             await asking.wait()
             await store.__aexit__(None, None, None)
         assert refused.result()
+
+
+async def test_a_stream_with_a_little_in_many_entries_of_the_log_is_read_from_several_at_once(cluster: Cluster) -> None:
+    """Those that are not in the cache any more: a reader that is far behind, of what is not uploaded."""
+    one, two = await cluster.store(W1), await cluster.store(W2)
+    writer, ref = await cluster.segment(one)
+    for number in range(30):
+        await append(writer, number, number + 1)
+    reader = await two.open_reader(ref)
+    await reader.wait_lac(EntryId(28), 30.0)
+    two.cache._kept.clear()
+    loading = most = loads = 0
+
+    async def load(follower: WalFollower, segment: int, number: int) -> Any:
+        nonlocal loading, most, loads
+        loading += 1
+        loads += 1
+        most = max(most, loading)
+        await asyncio.sleep(0)
+        try:
+            return await real(follower, segment, number)
+        finally:
+            loading -= 1
+
+    real = WalFollower._load
+    with mock.patch.object(WalFollower, "_load", load):
+        found = await reader.read(EntryId(0), EntryId(29), 10_000_000)
+    assert found == [entry(number) for number in range(30)]
+    assert (loads, most) == (30, AHEAD + 1)
+    two.cache._kept.clear()
+    with mock.patch.object(WalFollower, "_load", load):
+        loads = 0
+        assert await reader.read(EntryId(0), EntryId(29), 1) == [entry(0)]
+    assert loads == 1, "nothing is loaded that the read has no room for"
+    await reader.close()
