@@ -22,11 +22,10 @@ from dlog.errors import DamagedError, DLogError, OverCapacityError, Remedy, Stre
 from dlog.events import Event
 from dlog.io.clock import unix_ms
 from dlog.io.driver import Sink
-from dlog.io.metadata_stream import FindRoot, MetadataReplay, RecordPositions
+from dlog.io.metadata_stream import FindRoot, MetadataReplay, RecordPositions, ReplayPoint
 from dlog.log.messages import BatchWritten, TruncateBefore, WriteBatch
 from dlog.machine import Answer, Tell, Ticket
 from dlog.model.ids import Epoch
-from dlog.model.window import WINDOW_MIN
 from dlog.objects.controller import (
     AppendEntry,
     AppendFailed,
@@ -90,7 +89,8 @@ class ObjectControllerOptions:
 class ObjectControllerActor:
     """The controller while it has the metadata stream: from `run` until it is deposed or stopped.
 
-    epoch: of the owner's claim. replay: of the metadata stream, not begun yet.
+    epoch: of the owner's claim. replay: of the metadata stream, not begun yet. point: from where it may go on, as this
+    process follows the stream anyway.
     on_end: called once, with whether the owner must claim the stream again: something may have been appended whose
     outcome is unknown.
     """
@@ -101,6 +101,7 @@ class ObjectControllerActor:
         epoch: Epoch,
         *,
         replay: MetadataReplay,
+        point: Callable[[], ReplayPoint | None] = lambda: None,
         objects: Objects,
         find_root: FindRoot,
         options: ObjectControllerOptions,
@@ -114,6 +115,7 @@ class ObjectControllerActor:
         self._epoch = epoch
         self._since = (1, 0)  # this producer has written nothing before this segment and entry
         self._replay = replay
+        self._point = point
         self._objects = objects
         self._find_root = find_root
         self._options = options
@@ -127,9 +129,7 @@ class ObjectControllerActor:
         self._error: DLogError | None = None  # why it ended
         self._asked: dict[Ticket, asyncio.Future[Result]] = {}
         self._ticket = 0
-        self._outbox: deque[AppendEntry] = deque()  # not submitted: the producer's window is full
         self._on_way: deque[AppendEntry] = deque()
-        self._window = WINDOW_MIN
         self._sequence = 0
         self._tasks: asyncio.TaskGroup
         self._errands: set[asyncio.Task[None]] = set()
@@ -191,6 +191,9 @@ class ObjectControllerActor:
     async def _begin(self) -> Controller:
         """Read the metadata stream to its end, and make the machine."""
         replay = self._replay
+        point = self._point()
+        if point is not None:
+            await replay.go_on_from(point)
         try:
             image = await replay.read_to_end(self._options.replay_wait_s, lambda: self._stopping)
             value = replay.reader.value
@@ -264,7 +267,7 @@ class ObjectControllerActor:
     def _fail_all(self) -> None:
         """Answer what is left: it was not recorded, unless an entry is on its way."""
         asked, self._asked = self._asked, {}
-        unknown = bool(self._on_way or self._outbox)
+        unknown = bool(self._on_way)
         error = self._error or ControllerLostError("this controller is over, ask again", outcome_unknown=unknown)
         for future in asked.values():
             if not future.done():
@@ -277,7 +280,7 @@ class ObjectControllerActor:
         for effect in effects:
             match effect:
                 case AppendEntry():
-                    self._outbox.append(effect)
+                    self._append(effect)
                 case Answer(ticket, result):
                     self._answer(ticket, result)
                 case Tell(event):
@@ -291,8 +294,7 @@ class ObjectControllerActor:
                 case TruncateMetadata(version):
                     self._truncate(version)
                 case Deposed():
-                    self._outbox.clear()
-        self._submit_next()
+                    pass  # `_serve` ends
 
     def _answer(self, ticket: Ticket, result: Any) -> None:
         future = self._asked.pop(ticket, None)
@@ -304,29 +306,27 @@ class ObjectControllerActor:
         else:
             future.set_result(result)
 
-    def _submit_next(self) -> None:
-        """Append the entries that the producer's window allows."""
-        while self._outbox and len(self._on_way) < self._window:
-            effect = self._outbox.popleft()
-            body = build_record_set([effect.data])
-            batch = WriteBatch(
-                body,
-                1,
-                None,
-                self._nonce + bytes(4),
-                self._sequence,
-                crc32c(body),
-                False,
-                unix_ms(),
-                self._since,
-                incarnation=self._owner.incarnation,
-            )
-            self._sequence += 1
-            self._on_way.append(effect)
-            try:
-                self._owner.submit(batch, partial(self._appended, effect))
-            except DLogError as error:
-                self._appended(effect, error)
+    def _append(self, effect: AppendEntry) -> None:
+        """Append an entry as a batch. The machine has fewer on their way than the window of any producer."""
+        body = build_record_set([effect.data])
+        batch = WriteBatch(
+            body,
+            1,
+            None,
+            self._nonce + bytes(4),
+            self._sequence,
+            crc32c(body),
+            False,
+            unix_ms(),
+            self._since,
+            incarnation=self._owner.incarnation,
+        )
+        self._sequence += 1
+        self._on_way.append(effect)
+        try:
+            self._owner.submit(batch, partial(self._appended, effect))
+        except DLogError as error:
+            self._appended(effect, error)
 
     def _appended(self, effect: AppendEntry, result: BatchWritten | DLogError) -> None:
         if not self._on_way or self._on_way[0] is not effect or isinstance(result, DLogError):
@@ -334,7 +334,6 @@ class ObjectControllerActor:
             self._post(AppendFailed(reason))
             return
         self._on_way.popleft()
-        self._window = result.window
         self._positions.add(effect.version - len(effect.records), result.dlsn)
         self._post(EntryConfirmed(effect.number))
 

@@ -16,6 +16,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 from dlog.errors import ConfigError, DamagedError, DLogError, MetadataUnavailableError, StreamUnavailableError
 from dlog.io.metadata import AbsentStream, StreamMetadataStore, VersionedStore
@@ -25,6 +26,7 @@ from dlog.model.ids import METADATA_STREAM, EntryId
 from dlog.model.segment import Segment, StreamKey, StreamMetadata, StreamSettings
 from dlog.objects.follower import EntryRead, Follower, LoadSnapshot, ReadFrom, SnapshotRead, StreamCutOff
 from dlog.objects.image import Image
+from dlog.objects.image_snapshot import contents_of, image_of
 from dlog.options import KiB, MiB
 from dlog.stores.contract import (
     MisconfiguredError,
@@ -38,6 +40,7 @@ from dlog.stores.contract import (
 from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.port import Objects
 from dlog.wire.entry import decode_entry, parse_record_set
+from dlog.wire.object_snapshot import SnapshotContents
 
 METADATA_KEY = StreamKey(METADATA_STREAM)
 READ_BYTES = MiB  # of entries at once
@@ -74,6 +77,12 @@ class RecordPositions:
         self.positions.append(position)
         if len(self._versions) > POSITIONS_MAX:
             del self._versions[1::2], self.positions[1::2]
+
+    def copy(self) -> RecordPositions:
+        """Another table with the same."""
+        other = RecordPositions()
+        other._versions, other.positions = self._versions[:], self.positions[:]
+        return other
 
     def floor(self, version: int) -> DLSN | None:
         """The position of an entry before which there are only records up to number `version`; None: none is known."""
@@ -283,6 +292,18 @@ def _records(segment: Segment, position: DLSN, payloads: list[bytes]) -> list[tu
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class ReplayPoint:
+    """How far a replay has come: another one may go on from there. position, data: of the last record of the metadata
+    stream that is in the image."""
+
+    incarnation: str
+    contents: SnapshotContents
+    position: DLSN
+    data: bytes
+    positions: RecordPositions
+
+
 class MetadataReplay:
     """An image that follows the metadata stream.
 
@@ -301,6 +322,30 @@ class MetadataReplay:
         self._machine = Follower()
         self._has_read = False
         self._readings = 0  # of the whole stream, without a snapshot
+        self._last: tuple[DLSN, bytes] | None = None  # the last record that is in the image
+        self._to_confirm: tuple[DLSN, bytes] | None = None  # the first record to be read, after `go_on_from`
+
+    def point(self) -> ReplayPoint | None:
+        """How far this one has come; None: its image is not known."""
+        image = self._machine.image
+        if image is None or self._last is None:
+            return None
+        return ReplayPoint(self.incarnation, contents_of(image), *self._last, self.positions.copy())
+
+    async def go_on_from(self, point: ReplayPoint) -> None:
+        """Go on from where another replay is. To be called first. The record there is read again: if the stream does
+        not have it, such as after ZooKeeper was restored, all of the stream is read."""
+        self._machine.image = await asyncio.to_thread(image_of, point.contents)
+        self.incarnation, self.positions = point.incarnation, point.positions
+        self._last = self._to_confirm = (point.position, point.data)
+        self.reader.go_to(point.position)
+
+    def _begin_anew(self) -> None:
+        """Read all of the stream."""
+        self._machine = Follower()
+        self.incarnation, self.positions = "", RecordPositions()
+        self._last = self._to_confirm = None
+        self.reader.go_to(None)
 
     async def read_to_end(self, wait_s: float, is_over: Callable[[], bool]) -> Image:
         """Read all completed segments of the stream, and return the image; the caller takes it over. For an owner,
@@ -332,6 +377,9 @@ class MetadataReplay:
             self._follow(self._machine.handle(StreamCutOff()))
             return True
         value = self.reader.value
+        if self._to_confirm is not None and not self._may_go_on(value, records):
+            self._begin_anew()
+            return True
         if value is not None and self.incarnation != value.incarnation:
             if self.incarnation:
                 raise DamagedError(
@@ -348,6 +396,17 @@ class MetadataReplay:
         elif self.image is not None and self._machine.image is not None:
             self.image = self._machine.image
         return bool(records)
+
+    def _may_go_on(self, value: StreamMetadata | None, records: list[tuple[DLSN, bytes]]) -> bool:
+        """Whether the stream may have the record from which this one goes on. Settled once a record is read."""
+        if value is None or value.incarnation != self.incarnation or self._to_confirm is None:
+            return False
+        if not records:
+            at = self._to_confirm[0]
+            return self.reader.position == at and value.segment(at.segment) is not None and not self.reader.is_at_end
+        is_there = records[0] == self._to_confirm
+        self._to_confirm = None
+        return is_there
 
     def _caught_up(self) -> None:
         """Everything was read that can be read now. Raises DamagedError if the image is still not known, also after the
@@ -375,6 +434,7 @@ class MetadataReplay:
         effects = machine.handle(EntryRead(data))
         if machine.image is not None and machine.image.version > max(before, 0):
             self.positions.add(max(before, 0), position)
+            self._last = (position, bytes(data))
         while effects:
             match effects.pop(0):
                 case LoadSnapshot(key):
@@ -391,6 +451,7 @@ class MetadataReplay:
         return True
 
     def _follow(self, effects: list[LoadSnapshot | ReadFrom]) -> None:
+        self._last = self._to_confirm = None
         for effect in effects:
             assert isinstance(effect, ReadFrom), f"unexpected effect: {effect}"
             self.reader.go_to(self.positions.floor(effect.version) if effect.version else None)

@@ -30,7 +30,7 @@ from dlog.errors import (
     to_raise,
 )
 from dlog.io.metadata import Membership, VersionedStore
-from dlog.io.metadata_stream import THREAD_BYTES, FindRoot, MetadataReplay, MetadataStreamReader
+from dlog.io.metadata_stream import THREAD_BYTES, FindRoot, MetadataReplay, MetadataStreamReader, ReplayPoint
 from dlog.objects.errors import ControllerLostError
 from dlog.objects.image import Image
 from dlog.objects.operation_codec import decode_answer, encode_operation
@@ -67,6 +67,11 @@ class OperationSender(Protocol):
     @property
     def has_controller(self) -> bool:
         """Whether the controller is in this process."""
+        ...
+
+    def offer_image(self, point: Callable[[], ReplayPoint | None]) -> None:
+        """A controller that begins in this process may go on from what this process knows. point: tells how far that
+        is."""
         ...
 
     async def send(self, operation: bytes) -> bytes:
@@ -120,6 +125,18 @@ class ProxySender:
         self._attempt_s = attempt_s
         self._owner: str | None = None  # address that answered, or to which a proxy redirected
         self._ways: dict[str, _Way] = {}  # by address
+
+    def offer_image(self, point: Callable[[], ReplayPoint | None]) -> None:
+        """Does nothing: no controller begins here."""
+
+    @property
+    def knows_owner(self) -> bool:
+        """Whether a proxy answered as the owner, or was named as such, and has not failed since."""
+        return self._owner is not None
+
+    def forget_owner(self) -> None:
+        """Ask any proxy the next time."""
+        self._owner = None
 
     async def send(self, operation: bytes) -> bytes:
         return await self.send_to(self._owner or await self._any(), operation)
@@ -246,6 +263,7 @@ class ObjectMetadataClient:
         self._rng = rng
         self._options = options or ObjectMetadataOptions()
         self._image: Image | None = None
+        self._replay: MetadataReplay | None = None  # that has this image, and goes on
         self._incarnation = ""
         self._defect: DLogError | None = None
         self._obstacle: DLogError | None = None
@@ -258,6 +276,7 @@ class ObjectMetadataClient:
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         self._following = self._tasks.create_task(self._follow(), name="follow the metadata of streams in objects")
+        self._sender.offer_image(self._point)
         return self
 
     async def __aexit__(
@@ -336,11 +355,14 @@ class ObjectMetadataClient:
         finally:
             await reader.close()
 
+    def _point(self) -> ReplayPoint | None:
+        return self._replay.point() if self._replay is not None and self._defect is None else None
+
     def _publish(self, replay: MetadataReplay) -> None:
         image = replay.image
         if image is None or (self._image is not None and self._image.version > image.version):
             return
-        self._image, self._incarnation = image, replay.incarnation
+        self._image, self._replay, self._incarnation = image, replay, replay.incarnation
         self._defect = self._obstacle = None
         self._tell_news()
 

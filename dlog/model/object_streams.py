@@ -11,7 +11,8 @@ Source: AutoMQ 1.1.0, metadata of S3Stream (records of KRaft); names follow it w
 
 from __future__ import annotations
 
-from typing import NewType
+from collections.abc import Sequence
+from typing import NamedTuple, NewType
 
 from dlog.model.ids import Epoch
 from dlog.values import value
@@ -25,8 +26,7 @@ NO_OBJECT = ObjectId(0)
 SLICES_MAX = 10_000  # of one stream-set object, so that a commit is one record
 
 
-@value
-class Slice:
+class Slice(NamedTuple):
     """Entries first..end-1 of one stream, in one object."""
 
     stream: ObjectStreamId
@@ -57,7 +57,7 @@ class StreamSetObject:
     order: ObjectId
     time_ms: int
     bytes: int
-    slices: tuple[Slice, ...]
+    slices: Sequence[Slice]
 
 
 @value

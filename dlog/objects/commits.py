@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 from dlog.errors import InvalidRequestError
 from dlog.model.object_streams import (
@@ -48,6 +49,9 @@ class Part(NamedTuple):
     is_in_set: bool
 
 
+_MAKE_PART = partial(cast("Any", tuple.__new__), Part)  # `Part._make`, without running Python code
+
+
 # ---- what both have -------------------------------------------------------------------------------------------------
 
 
@@ -56,21 +60,21 @@ def _parts(image: Image, sets: Iterable[StreamSetObject], objects: tuple[StreamO
     parts = [Part(one.stream, one.start, one.end, False) for one in objects]
     if len(parts) > SLICES_MAX:
         raise InvalidRequestError(f"too many stream objects in one commit, commit in parts: objects={len(parts)}")
-    in_sets = [Part(its.stream, its.start, its.end, True) for one in sets for its in one.slices]
+    in_sets = [_MAKE_PART((*its, True)) for one in sets for its in one.slices]
     if len(in_sets) > SLICES_MAX:
         raise InvalidRequestError(f"too many slices in one commit, commit in parts: slices={len(in_sets)}")
     parts = sorted(parts + in_sets)
     stream, before = ObjectStreamId(0), 0
-    for part in parts:
-        if not 1 <= part.stream < image.next_stream:
-            raise ObjectStreamNotFoundError(f"this object stream was never created: stream={part.stream}")
-        if part.stream != stream:
-            stream, before = part.stream, 0
-        if not before <= part.start < part.end:
+    for its_stream, start, end, _ in parts:
+        if its_stream != stream:
+            if not 1 <= its_stream < image.next_stream:
+                raise ObjectStreamNotFoundError(f"this object stream was never created: stream={its_stream}")
+            stream, before = its_stream, 0
+        if not before <= start < end:
             raise InvalidRequestError(
-                f"slices of a commit overlap or are empty: stream={stream} start={part.start} end={part.end}"
+                f"slices of a commit overlap or are empty: stream={stream} start={start} end={end}"
             )
-        before = part.end
+        before = end
     return parts
 
 

@@ -2,9 +2,12 @@
 
     operation -> refused, or records of one entry -> appended to the metadata stream -> confirmed -> answered
 
+While `appends_in_flight` entries are on their way, what is decided gathers, and goes together in the next entry.
+
 Invariants:
 - An operation is decided by the image with all records before it, those on their way too; what is refused records
   nothing.
+- All records of an operation are in one entry, perhaps with those of others: they count all or none.
 - An answer other than a refusal goes out once an entry is confirmed that was appended after the operation came, if
   need be one without records. So it rests on all that any controller recorded before the operation came. If an append
   fails, this controller is over: it answers nothing as done, and its owner claims the stream anew and replays it.
@@ -12,7 +15,7 @@ Invariants:
   over; then it records that they are destroyed. No clock decides about data: who commits a marked object is refused.
 - A snapshot counts once its record is confirmed. Then the metadata stream is truncated up to the snapshot before it,
   and still older snapshots are deleted: a new follower always finds a snapshot and every record behind it.
-- A snapshot is written once all its records are confirmed.
+- A snapshot is written once all its records are confirmed, and ends where an entry ends.
 - If the storage has what the metadata stream should have records of, everything is refused, and nothing is recorded or
   deleted: the stream went back (went_back.py). An append tells that no other controller has recorded it.
 - All times are those of the object storage, which `Ticked` brings.
@@ -55,7 +58,7 @@ from dlog.objects.keys import object_key, snapshot_key
 from dlog.objects.operations import Done, OpenNode, Operation, Result
 from dlog.objects.options import ControllerOptions
 from dlog.values import value
-from dlog.wire.object_records import EntryTooLargeError, encode_entry
+from dlog.wire.object_records import RECORDS_MAX, EntryTooLargeError, encode_records, join_entry
 from dlog.wire.object_snapshot import SnapshotContents
 
 # ---- facts and effects ----------------------------------------------------------------------------------------------
@@ -184,11 +187,28 @@ ControllerEffect = (
 
 @dataclass(slots=True)
 class _Entry:
-    """An entry on its way. then: effects once it is confirmed; answers among them are of operations that rest on it."""
+    """An entry that is on its way, or that gathers records. version: with these. data: the records, encoded.
+    is_full: no further records go into it. then: effects once it is confirmed; answers among them are of operations
+    that rest on it."""
 
-    number: int
     version: int
+    number: int = 0  # 0: it gathers, it was not appended yet
+    records: list[MetadataRecord] = field(default_factory=list)
+    data: list[bytes] = field(default_factory=list)
+    size: int = 0  # of data, in bytes
+    is_full: bool = False
     then: list[ControllerEffect] = field(default_factory=list)
+
+    def has_room(self, records: int, size: int, bytes_max: int) -> bool:
+        """Whether so many further records, with so many bytes, may go into it."""
+        is_full = self.is_full or self.number or len(self.records) + records > RECORDS_MAX
+        return not is_full and self.size + size <= bytes_max
+
+    def add(self, records: tuple[MetadataRecord, ...], data: bytes) -> None:
+        self.version += len(records)
+        self.records += records
+        self.data.append(data)
+        self.size += len(data)
 
 
 class Controller:
@@ -219,7 +239,8 @@ class Controller:
         self._later = later
         self._options = options or ControllerOptions()
         self._number = 0  # of the last entry
-        self._on_way: deque[_Entry] = deque()
+        self._on_way: deque[_Entry] = deque()  # in order; those that gather are behind those that were appended
+        self._appended = 0  # of these
         self._tickets: set[Ticket] = set()  # not answered
         self._openers: dict[NodeId, OpenNode] = {}  # the operation that opened a node, so that its repeat is known
         self._deleting: tuple[ObjectId, ...] = ()
@@ -309,22 +330,25 @@ class Controller:
         return result
 
     def _record(self, records: tuple[MetadataRecord, ...]) -> None:
-        """Append an entry, perhaps without records. Raises InvalidRequestError if the records do not fit into one; then
-        nothing was done."""
+        """Put records into an entry; also none, which has an entry appended all the same. Raises InvalidRequestError if
+        they do not fit into one; then nothing was done."""
         try:
-            data = encode_entry(self.image.version, records)
+            data = encode_records(records)
         except EntryTooLargeError as error:
             raise InvalidRequestError(
                 f"the operation cannot be recorded, it is too large or malformed: {error}"
             ) from None
+        before = self.image.version
         try:
             self.image.apply_all(records)
         except DamagedError as error:
             raise AssertionError(f"a decision does not fit the image: {error}") from error
-        self._number += 1
-        self._on_way.append(_Entry(self._number, self.image.version))
-        self._snapshot_bytes += len(data)
-        self._effects.append(AppendEntry(self._number, self.image.version, records, data))
+        entry = self._on_way[-1] if self._on_way else None
+        if entry is None or not entry.has_room(len(records), len(data), self._options.gathered_bytes_max):
+            entry = _Entry(before)
+            self._on_way.append(entry)
+        entry.add(records, data)
+        self._append_gathered()
         self._after_confirmation(
             [
                 Tell(ObjectNodeOpened(record.node, record.node_epoch, record.is_failover))
@@ -332,6 +356,18 @@ class Controller:
                 if isinstance(record, NodeOpened)
             ]
         )
+
+    def _append_gathered(self) -> None:
+        """Append what has gathered, unless as many entries are on their way as may be."""
+        while self._appended < min(len(self._on_way), self._options.appends_in_flight):
+            entry = self._on_way[self._appended]
+            self._number += 1
+            entry.number = self._number
+            records = tuple(entry.records)
+            data = join_entry(entry.version - len(records), len(records), entry.data)
+            self._appended += 1
+            self._snapshot_bytes += len(data)
+            self._effects.append(AppendEntry(entry.number, entry.version, records, data))
 
     def _after_confirmation(self, effects: list[ControllerEffect]) -> None:
         """Have these effects once all that is recorded by now is confirmed."""
@@ -349,12 +385,15 @@ class Controller:
     def _confirmed(self, number: int) -> None:
         entry = self._on_way.popleft()
         assert entry.number == number, f"entries are confirmed in order: number={number} expected={entry.number}"
+        self._appended -= 1
         self.confirmed = entry.version
         self._perform(entry.then)
+        self._append_gathered()
 
     def _end(self, error: DLogError) -> None:
         self.is_over = True
         self._on_way.clear()
+        self._appended = 0
         lost = _lost(error.message, outcome_unknown=True)
         self._effects += [Answer(ticket, lost) for ticket in sorted(self._tickets)]
         self._effects += [Tell(ObjectControllerEnded(self._name, error.message)), Deposed(error)]
@@ -412,6 +451,8 @@ class Controller:
         is_due = since >= options.snapshot_records or self._snapshot_bytes >= options.snapshot_bytes
         if not is_tick or not is_due or self._snapshot is not None:
             return
+        if self._on_way:
+            self._on_way[-1].is_full = True  # a follower goes on with the entry behind the snapshot
         self._snapshot = (snapshot_key(self._folder, image.version, self._name), image.version)
         self._after_confirmation([WriteSnapshot(self._snapshot[0], contents_of(image))])
 

@@ -210,10 +210,10 @@ class FailoverWorker:
 
     def __init__(self, node: NodeId, node_epoch: NodeEpoch, nonce: bytes, options: NodeOptions) -> None:
         self.node_epoch = node_epoch
+        self.cache = NodeCache(options.cache_bytes_max)
         self._node = node
         self._options = options
         self._outbox = Outbox(options.retry_s, options.retry_max_s)
-        self._cache = NodeCache(options.cache_bytes_max)
         self._uploader: Uploader | None = None
         self._cleaner: WalCleaner | None = None
         self._error: NodeEndedError | None = None
@@ -279,7 +279,7 @@ class FailoverWorker:
 
     def _opened(self, state: NodeIsOpen) -> None:
         self._uploader, self._cleaner = begin_uploads(
-            self._node, self.node_epoch, state, self._options, self._outbox, self._cache, over=self._over
+            self._node, self.node_epoch, state, self._options, self._outbox, self.cache, over=self._over
         )
 
     def _add(self, frames: tuple[WalFrame, ...], position: WalPosition) -> None:

@@ -99,6 +99,11 @@ class SliceTable:
         return bisect_right(self.starts, offset) - 1
 
     def add(self, start: int, end: int, object: ObjectId) -> None:
+        if not self.starts or start >= self.starts[-1]:  # almost always
+            self.starts.append(start)
+            self.ends.append(end)
+            self.objects.append(object)
+            return
         at = bisect_right(self.starts, start)
         self.starts.insert(at, start)
         self.ends.insert(at, end)
@@ -152,6 +157,8 @@ class StreamImage:
 
     def range_index(self, offset: int) -> int:
         """Index of the last range that starts at or below the offset; -1: none does."""
+        if len(self.ranges) == 1:  # as of a segment of the store `s3`
+            return 0 if self.ranges[0].start <= offset else -1
         return bisect_right(self.ranges, offset, key=_range_start) - 1
 
     def range_at(self, offset: int) -> Range | None:
@@ -165,6 +172,10 @@ class StreamImage:
     def live_parts(self, start: int, end: int) -> list[tuple[int, int]]:
         """The parts of [start, end) that are live, in order, neighbours joined."""
         start = max(start, self.start)
+        if len(self.ranges) == 1:
+            [its] = self.ranges
+            first, last = max(start, its.start), end if its.end is None else min(end, its.end)
+            return [(first, last)] if first < last and not its.is_dropped else []
         found: list[tuple[int, int]] = []
         for at in range(max(0, self.range_index(start)), len(self.ranges)):
             its = self.ranges[at]

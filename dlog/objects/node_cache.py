@@ -123,6 +123,15 @@ class NodeCache:
             at += 1
         return found
 
+    def read_last(self, stream: ObjectStreamId, end: int, count: int, bytes_max: int) -> list[StreamEntry]:
+        """The last entries below `end`, at most `count`, as far as they are in memory without a gap and have at most
+        bytes_max of payload; perhaps none."""
+        for start in range(max(0, end - count), end):
+            found = self.read(stream, start, end, bytes_max)
+            if len(found) == end - start and sum(len(entry.payload) for entry in found) <= bytes_max:
+                return found
+        return []
+
     def _evict(self) -> None:
         while self.bytes > self._bytes_max and self._cut and self._cut[0].is_uploaded:
             block = self._cut.popleft()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlog.options import MiB, option
+from dlog.options import KiB, MiB, option
 
 _MINUTE_MS = 60_000
 
@@ -16,9 +16,14 @@ class ControllerOptions:
     pending_max: operations that are not answered. expiry: how long an object may be prepared and not committed; it must
     be longer than the slowest upload. unopened_ms: how long a stream may be created and not opened. retention_ms:
     between the record that marks an object and its deletion, so that readers with an older image still find it.
+    appends_in_flight: entries of the metadata stream; what comes meanwhile gathers for the next one. At most the window
+    of a producer (WINDOW_MIN), since nothing below queues them.
+    gathered_bytes_max: of records of several operations in one entry.
     """
 
     pending_max: int = option(1000, sim=(2, 40))
+    appends_in_flight: int = option(4, sim=(1, 4))
+    gathered_bytes_max: int = option(64 * KiB, sim=(1, 500))
     keys_max: int = option(1_000_000)
     streams_max: int = option(1_000_000)
     streams_per_key_max: int = option(16)

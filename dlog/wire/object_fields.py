@@ -10,7 +10,8 @@ Reading raises ValueError or TypeError for what is not such a value.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import add, sub
 from typing import Any
 
 from dlog.model import object_streams as model
@@ -24,6 +25,7 @@ from dlog.model.object_streams import (
     WalPosition,
     WalSegment,
 )
+from dlog.values import Columns
 
 ITEMS_MAX = SLICES_MAX  # slices of a set object; stream objects, sources or set objects of a commit; ends; object ids
 TEXT_BYTES_MAX = 4096
@@ -81,9 +83,8 @@ def read_list(value: Any, width: int = 1) -> list[Any]:
 
 def read_numbers(value: Any, width: int) -> list[int]:
     found = read_list(value, width)
-    for number in found:
-        if type(number) is not int or not 0 <= number < _U64_END:
-            raise ValueError("not an unsigned 64-bit number")
+    if found and (set(map(type, found)) != {int} or min(found) < 0 or max(found) >= _U64_END):
+        raise ValueError("not an unsigned 64-bit number")
     return found
 
 
@@ -102,19 +103,21 @@ def read_ends(value: Any) -> tuple[tuple[ObjectStreamId, int], ...]:
     return tuple(zip(map(ObjectStreamId, flat[::2]), flat[1::2], strict=True))
 
 
-def _from_slices(value: tuple[Slice, ...]) -> list[int]:
-    flat: list[int] = []
-    for part in value:
-        flat += (part.stream, part.start, part.end - part.start)
+def _from_slices(value: Sequence[Slice]) -> list[int]:
+    """Column by column, as a commit may have thousands of slices."""
+    streams, starts, ends = Columns.of(Slice, value).columns
+    flat = [0] * (3 * len(value))
+    flat[::3], flat[1::3], flat[2::3] = streams, starts, map(sub, ends, starts)
     return flat
 
 
-def _slices(value: Any) -> tuple[Slice, ...]:
+def _slices(value: Any) -> Sequence[Slice]:
     flat = read_numbers(value, 3)
-    parts = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
-    if not all(stream and length and start + length < _U64_END for stream, start, length in parts):
+    streams, starts, lengths = flat[::3], flat[1::3], flat[2::3]
+    ends = list(map(add, starts, lengths))
+    if not (all(streams) and all(lengths)) or max(ends, default=0) >= _U64_END:
         raise ValueError("a slice is empty, or without a stream, or too far")
-    return tuple([Slice(ObjectStreamId(stream), start, start + length) for stream, start, length in parts])
+    return Columns(Slice, (streams, starts, ends))
 
 
 def _from_stream_objects(value: tuple[StreamObject, ...]) -> list[int]:

@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -84,19 +84,33 @@ _WRITERS = {
 # ---- entries --------------------------------------------------------------------------------------------------------
 
 
-def encode_entry(before: int, records: Sequence[MetadataRecord]) -> bytes:
-    """Encode the records of one entry. before: number of records before it. Raises EntryTooLargeError for what
+def encode_records(records: Sequence[MetadataRecord]) -> bytes:
+    """Encode records of an entry, to be joined with others by `join_entry`. Raises EntryTooLargeError for what
     `decode_entry` would not accept."""
     plain = []
     for record in records:
         kind, writers = _WRITERS[type(record)]
         plain.append([kind, *(write(getattr(record, name)) for name, write in writers)])
     try:
-        packed: bytes = msgpack.packb([before, plain])
-        _records([before, plain])
+        packed = b"".join(map(msgpack.packb, plain))
+        _records([0, plain])
     except (ValueError, TypeError, OverflowError) as error:
         raise EntryTooLargeError(f"no such entry: records={len(records)} error={error}") from None
+    return packed
+
+
+def join_entry(before: int, count: int, parts: Iterable[bytes]) -> bytes:
+    """An entry of the records in these results of `encode_records`. before: number of records before it. count: of the
+    records, at most RECORDS_MAX."""
+    packer = msgpack.Packer()
+    head = (packer.pack_array_header(2), packer.pack(before), packer.pack_array_header(count))
+    packed = b"".join((*head, *parts))
     return _HEAD.pack(VERSION, crc32c(packed)) + packed
+
+
+def encode_entry(before: int, records: Sequence[MetadataRecord]) -> bytes:
+    """Encode an entry. before: number of records before it. Raises EntryTooLargeError."""
+    return join_entry(before, len(records), [encode_records(records)])
 
 
 def decode_entry(data: Buffer) -> tuple[int, tuple[MetadataRecord, ...]]:

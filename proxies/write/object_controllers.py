@@ -23,6 +23,7 @@ from dlog.io.metadata_stream import (
     FindRoot,
     MetadataReplay,
     MetadataStreamReader,
+    ReplayPoint,
     create_metadata_stream,
 )
 from dlog.io.object_metadata import ProxySender
@@ -59,14 +60,22 @@ class OperationConnection(ProxyConnection):
 
 class LocalSender:
     """Sends operations to the controller in this process, or to the proxy that has it. Made before the proxy, which
-    attaches itself when it runs."""
+    attaches itself when it runs.
+
+    Metadata is read to find the owner only while none is known that answers.
+    """
 
     def __init__(self) -> None:
         self._controllers: ObjectControllers | None = None
         self._remote: ProxySender | None = None
+        self.point: Callable[[], ReplayPoint | None] = lambda: None  # how far this process follows the metadata
 
     def attach(self, controllers: ObjectControllers, remote: ProxySender) -> None:
         self._controllers, self._remote = controllers, remote
+
+    def offer_image(self, point: Callable[[], ReplayPoint | None]) -> None:
+        """See OperationSender."""
+        self.point = point
 
     @property
     def has_controller(self) -> bool:
@@ -77,6 +86,12 @@ class LocalSender:
         """See OperationSender (dlog/io/object_metadata.py)."""
         if self._controllers is None or self._remote is None:
             raise UnavailableError("this proxy does not run yet, try again", outcome_unknown=False)
+        if self._remote.knows_owner and not self.has_controller:
+            try:
+                return await self._remote.send(operation)
+            except DLogError:
+                self._remote.forget_owner()
+                raise
         try:
             answer = await self._controllers.ask(operation, self._remote.suspect)
         except StreamUnavailableError:
@@ -188,6 +203,7 @@ class ObjectControllers:
             owner,
             holding.epoch,
             replay=MetadataReplay(reader, access.objects, access.find_root),
+            point=access.sender.point,
             objects=access.objects,
             find_root=access.find_root,
             options=access.options,

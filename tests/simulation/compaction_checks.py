@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dlog.errors import DLogError
@@ -104,7 +105,7 @@ class CompactionChecks:
                         found |= {(stream, offset) for offset in range(first, last)}
         return found
 
-    def _check_object(self, object: ObjectId, slices: tuple[Slice, ...]) -> Content:
+    def _check_object(self, object: ObjectId, slices: Sequence[Slice]) -> Content:
         """A new object has the entries that its slices say, and these are the right ones."""
         name = "O7" if object in self.wrong else "O8"
         data = self._world.storage.object(object, self._world.confirmed)

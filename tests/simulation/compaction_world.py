@@ -362,7 +362,11 @@ class ControllerProcess:
         self._on_way: deque[AppendEntry] = deque()
         self._waiting: dict[int, Callable[[Any], None]] = {}
         self._options = ControllerOptions(
-            expiry_min_ms=1, retention_ms=world.config["retention_ms"], snapshot_records=200, delete_max=5
+            expiry_min_ms=1,
+            retention_ms=world.config["retention_ms"],
+            snapshot_records=200,
+            delete_max=5,
+            appends_in_flight=1,
         )
 
     def start(self) -> None:

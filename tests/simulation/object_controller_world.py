@@ -89,6 +89,7 @@ MUST_REACH = (
     "looked_late",
     "went_back",
     "unnoticed",
+    "gathered",
 )
 PROGRESS = {"operations done": ("done",), "take-overs": ("deposed",), "uploads": ("upload",)}
 
@@ -110,6 +111,8 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "snapshot_records": rng.choice((5, 20)) if style == "old" else rng.choice((10, 50, 1000)),
         "pending_max": rng.choice((2, 20)),
         "jumps": rng.random() < 0.3,
+        "appends_in_flight": rng.choice((1, 2, 100)),
+        "gathered_bytes_max": rng.choice((1, 200, 100_000)),
     }
     return Plan(seed=seed, config=config)
 
@@ -357,6 +360,8 @@ class ControllerProcess:
             **{name: config[name] for name in ("expiry_min_ms", "retention_ms", "delete_max", "snapshot_records")},
             pending_max=config["pending_max"],
             unopened_ms=2000,
+            appends_in_flight=config["appends_in_flight"],
+            gathered_bytes_max=config["gathered_bytes_max"],
         )
         epoch = self.epoch
         if world.is_calm or world.rng.random() < 0.5:
@@ -404,6 +409,8 @@ class ControllerProcess:
             if is_other or (is_compared and image != digest(machine.image)):
                 raise Violation("O11", f"a refused operation changed the image: {operation}")
             world.reached["refused"] += 1
+        else:
+            world.reached["gathered"] += not any(isinstance(one, AppendEntry) for one in effects)
         self._perform(effects, self.epoch)
         return True
 

@@ -64,7 +64,12 @@ class ControllerHost:
         self._delete = delete
         self._entries: list[tuple[MetadataRecord, ...]] = []  # the metadata stream
         self._options = ControllerOptions(
-            expiry_min_ms=1, retention_ms=1000, snapshot_records=10**9, snapshot_bytes=10**9, prepare_max=100
+            expiry_min_ms=1,
+            retention_ms=1000,
+            snapshot_records=10**9,
+            snapshot_bytes=10**9,
+            prepare_max=100,
+            appends_in_flight=1,
         )
         self._generation = 0
         self._asked: dict[int, Sink] = {}  # by ticket

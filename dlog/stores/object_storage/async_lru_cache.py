@@ -37,7 +37,7 @@ class AsyncLruCache(Generic[K, V]):
     """
 
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._bytes = 0
         self._kept: OrderedDict[K, V] = OrderedDict()
         self._loading: dict[K, asyncio.Future[V]] = {}
@@ -126,7 +126,7 @@ class AsyncLruCache(Generic[K, V]):
     def _keep(self, key: K, value: V) -> None:
         self._kept[key] = value
         self._bytes += value.size
-        while self._bytes > self._bytes_max and len(self._kept) > 1:
+        while self._bytes > self.bytes_max and len(self._kept) > 1:
             self._bytes -= self._kept.popitem(last=False)[1].size
 
 

@@ -7,6 +7,7 @@ before.
 Invariants:
 - A failover goes on to its end, whether somebody waits for it or not.
 - A caller that waits gets an error after a time, with the reason for the delay: its streams have no owner until then.
+- What is kept of a node that was taken over, for the new owners of its streams, takes at most half of the cache.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dlog.errors import DLogError
 from dlog.events import Event
-from dlog.model.object_streams import NodeEpoch, NodeId
+from dlog.model.object_streams import NodeEpoch, NodeId, ObjectStreamId
 from dlog.objects.failover import FailoverWorker
 from dlog.objects.image import Image
+from dlog.objects.node_cache import NodeCache
 from dlog.objects.node_messages import AwaitUploaded, RecoverNode
 from dlog.objects.node_options import NodeOptions
+from dlog.options import MiB
 from dlog.stores.contract import StoreUnavailableError
+from dlog.stores.object_storage.async_lru_cache import AsyncLruCache
 from dlog.stores.s3.errors import store_error
 from dlog.stores.s3.metadata import MetadataView
 from dlog.stores.s3.node_services import NodeServices
@@ -34,6 +38,23 @@ from dlog.stores.s3.own_node import NONCE_BYTES
 from dlog.stores.s3.ports import MachineActor, StartMachine
 from dlog.stores.s3.tasks import Tasks
 from dlog.stores.s3.wal_segments import WalSegments
+from dlog.values import value
+
+Ends = tuple[tuple[ObjectStreamId, int], ...]  # of streams that were closed
+
+LAST_PAYLOADS = 3  # entries of a stream that its new owner may need at once
+LAST_BYTES_MAX = MiB  # of them
+
+
+@value
+class LastPayloads:
+    """The payloads of the last entries of a stream, in the cache."""
+
+    payloads: tuple[bytes, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.payloads)) + 200
 
 
 class _Failover(NamedTuple):
@@ -43,12 +64,12 @@ class _Failover(NamedTuple):
     worker: FailoverWorker
     actor: MachineActor
     wal: WalSegments
-    recovered: asyncio.Future[None]
+    recovered: asyncio.Future[Ends]
 
 
 class Failovers:
-    """The failovers of one process. new_wal, new_writes: make what a machine needs. other_s: how long another process's
-    failover may take before this one begins its own."""
+    """The failovers of one process. new_wal, new_writes: make what a machine needs. cache: gets the last entries of the
+    streams that were closed. other_s: how long another process's failover may take before this one begins its own."""
 
     def __init__(
         self,
@@ -56,6 +77,7 @@ class Failovers:
         new_wal: Callable[[], WalSegments],
         new_writes: Callable[[NodeId], ObjectWrites],
         options: NodeOptions,
+        cache: AsyncLruCache[Any, Any],
         start: StartMachine,
         tasks: Tasks,
         rng: Random,
@@ -67,6 +89,7 @@ class Failovers:
         self._new_wal = new_wal
         self._new_writes = new_writes
         self._options = options
+        self._cache = cache
         self._start = start
         self._tasks = tasks
         self._rng = rng
@@ -150,8 +173,29 @@ class Failovers:
             on_end=lambda: None,
         )
         failover = self._running[node] = _Failover(worker, actor, wal, actor.ask(RecoverNode()))
+        failover.recovered.add_done_callback(partial(self._keep_last, worker.cache))
         self._tasks.start(partial(self._finish, node, failover), f"failover of {node} epoch {epoch}")
         return failover
+
+    def _keep_last(self, found: NodeCache, recovered: asyncio.Future[Ends]) -> None:
+        """Keep the last entries of the streams that a failover closed, as far as it had to read them: their new owners
+        need them next."""
+        if recovered.cancelled() or recovered.exception() is not None:
+            return
+        left = self._cache.bytes_max // 2
+        for stream, end in recovered.result():
+            entries = found.read_last(stream, end, LAST_PAYLOADS, min(left, LAST_BYTES_MAX))
+            if entries:
+                last = LastPayloads(tuple(bytes(entry.payload) for entry in entries))
+                self._cache.keep(_last_key(stream, end), last)
+                left -= last.size
+                if left <= 0:
+                    return
+
+    def last_payloads(self, stream: ObjectStreamId, end: int) -> tuple[bytes, ...]:
+        """Of the last entries of a stream that a failover here closed at this end; perhaps none."""
+        last: LastPayloads | None = self._cache.find(_last_key(stream, end))
+        return () if last is None else last.payloads
 
     async def _finish(self, node: NodeId, failover: _Failover) -> None:
         """Let the failover go on to its end. If it fails, or this process ends, the node itself does the rest when it
@@ -165,3 +209,7 @@ class Failovers:
                 del self._running[node]
             failover.actor.stop()
             await failover.wal.close()
+
+
+def _last_key(stream: ObjectStreamId, end: int) -> tuple[str, ObjectStreamId, int]:
+    return ("last", stream, end)

@@ -49,7 +49,7 @@ from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.port import Objects
 from dlog.stores.object_storage.seeking import SpanOf
 from dlog.stores.s3.compaction import Compactions
-from dlog.stores.s3.failovers import Failovers
+from dlog.stores.s3.failovers import LAST_PAYLOADS, Failovers
 from dlog.stores.s3.gone_nodes import GoneNodes
 from dlog.stores.s3.metadata import MetadataView
 from dlog.stores.s3.object_reads import ObjectGoneError, ObjectReads, object_name
@@ -76,7 +76,6 @@ from dlog.stores.s3.writer import S3Writer
 from dlog.stores.s3_direct.options import NAME as S3_DIRECT
 from dlog.stores.s3_direct.options import ObjectsOptions
 
-LAST_PAYLOADS = 3  # that a recovery returns, if they are in memory
 METADATA_S = 10.0  # for the image here to reach a version
 OTHER_FAILOVER_S = 3.0  # for a failover that another process has begun
 OBJECTS_AT_ONCE = 64  # of one search, when a segment is walked through
@@ -133,7 +132,7 @@ class S3Store:
         find_objects = _Remembered(find_objects)
         self.tasks = Tasks(tell)
         self.cache: AsyncLruCache[Any, Any] = AsyncLruCache(options.cache_bytes_max)
-        self.metadata = MetadataView(metadata, METADATA_S)
+        self.metadata = MetadataView(metadata, METADATA_S, self.tasks)
         self.reads = ObjectReads(
             objects, find_objects, self.cache, fetches_max=options.fetches_max, limits=options.read_limits
         )
@@ -175,6 +174,7 @@ class S3Store:
                 partial(WalSegments, any_wal, wals),
                 new_writes,
                 machine_options,
+                self.cache,
                 start,
                 self.tasks,
                 rng,
@@ -485,12 +485,14 @@ class S3Store:
         await self._failovers.close_streams(found.node, partial(_is_closed, place), timeout_s)
 
     def _last_payloads(self, place: Place, found: Range) -> tuple[bytes, ...]:
-        """Payloads of the last entries, if this process's node has them."""
-        if self.node is None or found.end is None:
-            return ()
+        """Payloads of the last entries, if this process's node has them, or a failover here had to read them."""
+        assert found.end is not None
         start = max(found.start, found.end - LAST_PAYLOADS)
-        cached = self.node.cached(place.stream, start, found.end, READ_BYTES)
-        return tuple(bytes(entry.payload) for entry in cached) if len(cached) == found.end - start else ()
+        cached = [] if self.node is None else self.node.cached(place.stream, start, found.end, READ_BYTES)
+        if cached and len(cached) == found.end - start:
+            return tuple(bytes(entry.payload) for entry in cached)
+        last = () if self._failovers is None else self._failovers.last_payloads(place.stream, found.end)
+        return last[-(found.end - start) :] if found.end > start else ()
 
     async def _payload_bytes(self, place: Place, found: Range) -> int:
         """Of all entries of a segment that has an end: from the indexes of objects, and of what is not uploaded."""

@@ -40,6 +40,8 @@ from dlog.stores.s3.wal_segments import wal_ref, wal_store
 from dlog.wire.node_wal import WalEntry, decode_wal_entry
 
 READ_BYTES = 1 * MiB  # at once
+AHEAD = 4  # entries of the log that are loaded before a read of one stream needs them
+LOADED_BYTES = 1 * MiB  # of such an entry, about
 Seen = Callable[[ObjectStreamId, int], None]  # stream, end
 
 
@@ -125,9 +127,11 @@ class WalFollower:
         size = 0
         noted = self._streams.get(stream, [])
         at = bisect_right(noted, start, key=_first) - 1
-        for one in noted[max(at, 0) :]:
-            if not one.first <= start < one.end or start >= end:
+        for index in range(max(at, 0), len(noted)):
+            one = noted[index]
+            if not one.first <= start < one.end or start >= end or (found and size >= bytes_max):
                 break
+            self._fetch_ahead(noted, index + 1, end, bytes_max - size - one.bytes)
             try:
                 decoded = await self._decoded(one.segment, one.entry)
             except SegmentNotFoundError:
@@ -262,6 +266,15 @@ class WalFollower:
 
     def _key(self, segment: int, entry: int) -> tuple[str, NodeId, int, int]:
         return ("wal", self.node, segment, entry)
+
+    def _fetch_ahead(self, noted: list[_Noted], index: int, end: int, left_bytes: int) -> None:
+        """Begin to load the entries of the log that a read needs next, so that it does not wait for each in turn: its
+        stream may have a little in each of many. Those that are loaded at once take an eighth of the cache at most."""
+        for one in noted[index : index + min(AHEAD, self._cache.bytes_max // (16 * LOADED_BYTES))]:
+            if one.first >= end or left_bytes <= 0:
+                return
+            self._cache.ahead(self._key(one.segment, one.entry), partial(self._load, one.segment, one.entry))
+            left_bytes -= one.bytes
 
     async def _decoded(self, segment: int, entry: int) -> _Decoded:
         found: _Decoded = await self._cache.get(self._key(segment, entry), partial(self._load, segment, entry))

@@ -254,6 +254,13 @@ MUTANTS = (
         parts=planted(Controller, ("_after_confirmation", "self._on_way[-1].then", "self._on_way[0].then")),
     ),
     Mutant(
+        name="an answer that gathers waits for the entry before it",
+        invariants=("O12",),
+        parts=planted(
+            Controller, ("_after_confirmation", "self._on_way[-1].then", "self._on_way[self._appended - 1].then")
+        ),
+    ),
+    Mutant(
         name="an upload whose objects expired is answered as committed",
         invariants=("O12",),
         style="old",
@@ -278,6 +285,12 @@ MUTANTS = (
                 "self._effects.append(WriteSnapshot(self._snapshot[0], contents_of(image)))",
             ),
         ),
+    ),
+    Mutant(
+        name="a snapshot ends within an entry that gathers",
+        invariants=("O10",),
+        style="old",
+        parts=planted(Controller, ("_write_snapshot", "self._on_way[-1].is_full = True", "pass")),
     ),
     Mutant(
         name="a stream counts as never opened after it was",

@@ -1,4 +1,4 @@
-"""The controller's actor with an owner that the test plays: order, window, failures, deletion, snapshots."""
+"""The controller's actor with an owner that the test plays: order, gathering, failures, deletion, snapshots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from dlog.model.dlsn import of
 from dlog.model.ids import METADATA_STREAM, Epoch, Txid
 from dlog.model.object_streams import NodeEpoch, NodeId
 from dlog.model.segment import Owner, StreamMetadata
-from dlog.model.window import WINDOW_MIN
 from dlog.objects.errors import ControllerLostError, NodeEpochExpiredError
 from dlog.objects.keys import object_key
 from dlog.objects.operations import GetKey, KeyValue, ObjectsArePrepared, OpenNode, PrepareObjects, PutKey
@@ -59,8 +58,8 @@ class PlayedOwner:
         if self.confirms:
             asyncio.get_running_loop().call_soon(self.confirm)
 
-    def confirm(self, window: int = WINDOW_MIN) -> None:
-        self.batches.popleft()[1](BatchWritten(of(1, len(self.seen), 0), 1, Txid(1), window=window))
+    def confirm(self) -> None:
+        self.batches.popleft()[1](BatchWritten(of(1, len(self.seen), 0), 1, Txid(1)))
 
     def fail(self, error: DLogError) -> None:
         self.batches.popleft()[1](error)
@@ -127,32 +126,27 @@ async def turns(count: int = 50) -> None:
         await asyncio.sleep(0)
 
 
-async def test_entries_are_batches_of_one_producer_in_order_and_within_its_window() -> None:
-    async with stage() as on:
+async def test_entries_are_batches_of_one_producer_in_order_and_gather_while_some_are_on_their_way() -> None:
+    async with stage(appends_in_flight=3) as on:
         on.owner.confirms = False
         async with asyncio.TaskGroup() as tasks:
             asked = [tasks.create_task(on.actor.ask(PutKey(f"k{n}", b"v"))) for n in range(12)]
             await turns()
-            assert len(on.owner.batches) == WINDOW_MIN
-            on.owner.confirm(window=3)
+            assert len(on.owner.batches) == 3
+            on.owner.confirm()
             await turns()
-            assert len(on.owner.batches) == 4  # no more than before until they are below the window
-            on.owner.confirm(window=3)
-            on.owner.confirm(window=8)
-            await turns()
-            assert len(on.owner.batches) == 8
-            assert not any(task.done() for task in asked[3:])
-            assert all(task.done() for task in asked[:3])
+            assert len(on.owner.batches) == 3
+            assert [task.done() for task in asked] == [True] + [False] * 11
             on.owner.confirms = True
             while on.owner.batches:
-                on.owner.confirm(window=8)
+                on.owner.confirm()
                 await turns(5)
         assert [task.result() for task in asked] == [KeyValue(b"v", is_new=True)] * 12
         assert {batch.producer for batch in on.owner.seen} == {on.owner.seen[0].producer}
-        assert [batch.sequence for batch in on.owner.seen] == list(range(12))
-        assert [batch.since for batch in on.owner.seen] == [(1, 0)] * 12
-        befores = [decode_entry(parse_record_set(batch.body)[0])[0] for batch in on.owner.seen]
-        assert befores == list(range(12))
+        assert [batch.sequence for batch in on.owner.seen] == list(range(4))
+        assert [batch.since for batch in on.owner.seen] == [(1, 0)] * 4
+        entries = [decode_entry(parse_record_set(batch.body)[0]) for batch in on.owner.seen]
+        assert [(before, len(records)) for before, records in entries] == [(0, 1), (1, 1), (2, 1), (3, 9)]
 
 
 async def test_a_failed_append_ends_it_and_nothing_unconfirmed_is_done() -> None:

@@ -214,6 +214,9 @@ class PlayedSender:
         self.answers = deque(answers)
         self.sent: list[bytes] = []
 
+    def offer_image(self, point: Callable[[], Any]) -> None:
+        self.point = point
+
     async def send(self, operation: bytes) -> bytes:
         self.sent.append(operation)
         answer = self.answers.popleft() if len(self.answers) > 1 else self.answers[0]

@@ -61,7 +61,7 @@ from dlog.objects.options import ControllerOptions
 from dlog.wire.object_records import decode_entry
 from tests.unit.objects.records import N1, stream_object, upload
 
-OPTIONS = ControllerOptions(retention_ms=100, expiry_min_ms=10, snapshot_records=3, pending_max=5)
+OPTIONS = ControllerOptions(retention_ms=100, expiry_min_ms=10, snapshot_records=3, pending_max=5, appends_in_flight=9)
 E1 = NodeEpoch(1)
 T = TypeVar("T")
 
@@ -175,6 +175,63 @@ def test_only_the_caller_that_opened_a_node_is_answered_again() -> None:
     story.ask(open_node(4, b"z"))
     assert isinstance(story.ask(open_node(3, b"x", is_failover=True)), NodeEpochExpiredError)
     assert [len(entry.records) for entry in story.appended] == [1, 0, 1]
+
+
+def test_what_comes_while_entries_are_on_their_way_goes_together_in_the_next_one() -> None:
+    story = Story(options=ControllerOptions(appends_in_flight=2))
+    story.is_confirming = False
+    story.ask(open_node())
+    asked = [story.ask(CreateStreams(f"life{n}", 1)) for n in range(1, 6)]
+    assert asked == [None] * 5
+    assert [len(entry.records) for entry in story.appended] == [1, 2]
+    assert story.ask(GetKey("life5")) is None
+    assert isinstance(story.ask(open_node(1, b"other")), NodeEpochExpiredError), "a refusal records nothing"
+    story.tell(EntryConfirmed(1))
+    assert [len(entry.records) for entry in story.appended] == [1, 2, 8]
+    assert story.answer(7) is None, "it rests on what gathered before it"
+    story.tell(EntryConfirmed(2))
+    assert story.answer(2) == StreamsCreated((ObjectStreamId(1),), True)
+    assert story.answer(3) is None
+    story.tell(EntryConfirmed(3))
+    for n in range(2, 6):
+        assert story.answer(n + 1) == StreamsCreated((ObjectStreamId(n),), True)
+    assert story.answer(7) == KeyValue(b"5")
+    assert story.machine.confirmed == story.machine.image.version == 11
+
+
+def test_a_question_that_records_nothing_has_an_entry_appended_after_it_came() -> None:
+    story = Story(options=ControllerOptions(appends_in_flight=1))
+    story.is_confirming = False
+    story.ask(PutKey("k", b"v1"))
+    for _ in range(10):
+        story.ask(GetKey("other"))
+    story.tell(EntryConfirmed(1))
+    assert story.answer(2) is None
+    assert [len(entry.records) for entry in story.appended] == [1, 0]
+    story.tell(EntryConfirmed(2))
+    assert len(story.of(Answer)) == 11
+
+
+def test_an_entry_gathers_a_bounded_number_of_bytes() -> None:
+    story = Story(options=ControllerOptions(appends_in_flight=1, gathered_bytes_max=250))
+    story.is_confirming = False
+    for n in range(9):
+        story.ask(PutKey(f"k{n}", bytes(100)))
+    story.ask(PutKey("large", bytes(1000)))
+    story.is_confirming = True
+    story.confirm()
+    assert [len(entry.records) for entry in story.appended] == [1, 2, 2, 2, 2, 1]
+    assert story.answer(10) == KeyValue(bytes(1000), True)
+
+
+def test_what_gathers_when_a_controller_is_deposed_is_not_done() -> None:
+    story = Story(options=ControllerOptions(appends_in_flight=1))
+    story.is_confirming = False
+    for n in range(4):
+        story.ask(PutKey(f"k{n}", b""))
+    story.tell(AppendFailed(FencedError("another owner")))
+    assert all(isinstance(story.answer(n), ControllerLostError) for n in range(1, 5))
+    assert len(story.appended) == 1
 
 
 def test_too_many_operations_are_refused() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dlog.errors import DamagedError, UnsupportedVersionError
 from dlog.model import object_streams as model
 from dlog.model.object_streams import MetadataRecord, Slice, StreamObject, StreamSetObject, WalPosition, WalSegment
+from dlog.values import Columns
 from dlog.wire.digest import crc32c
 from dlog.wire.object_fields import ITEMS_MAX
 from dlog.wire.object_records import _KINDS, EntryTooLargeError, decode_entry, encode_entry
@@ -189,6 +190,17 @@ def test_what_could_not_be_decoded_is_not_encoded(record: MetadataRecord) -> Non
 
 def test_an_entry_may_have_no_records() -> None:
     assert decode_entry(encode_entry(7, [])) == (7, ())
+
+
+def test_slices_of_a_commit_are_decoded_to_columns() -> None:
+    parts = tuple(Slice(model.ObjectStreamId(n + 1), n, n + 2) for n in range(9))
+    _, [commit] = decode_entry(
+        encode_entry(0, [commit_of(StreamSetObject(model.ObjectId(7), model.ObjectId(7), 5, 1, parts))])
+    )
+    assert isinstance(commit, model.UploadCommitted) and commit.set_object is not None
+    assert isinstance(commit.set_object.slices, Columns), "no object for each of thousands"
+    assert tuple(commit.set_object.slices) == parts
+    assert commit.set_object == StreamSetObject(model.ObjectId(7), model.ObjectId(7), 5, 1, parts)
 
 
 def test_a_commit_of_ten_thousand_slices_has_less_than_500_kb() -> None:
