@@ -288,8 +288,7 @@ async def test_a_sequential_reader_of_many_large_chunks_waits_for_few_round_trip
     for first in range(0, len(payloads), extents * 2):
         await asyncio.wait([writer.append(EntryId(first + at), [payloads[first + at]]) for at in range(extents * 2)])
     await writer.seal()
-    options = {"extent_bytes": extent_bytes, "reads_ahead": 8, "cache_bytes_max": 64 * extent_bytes}
-    store = await cluster.store(**options)
+    store = await cluster.store(extent_bytes=extent_bytes, reads_ahead=8, cache_bytes_max=64 * extent_bytes)
     await store.check_root()
     round_trips = 0
     cluster.objects.held = []
