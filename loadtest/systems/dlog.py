@@ -52,7 +52,9 @@ PATIENCE_S = 90.0
 STEP_S = 0.02  # interval of polling the run file
 _UP = {"bookies": "3", "write-proxies": "2", "read-proxies": "2"}
 _OPTIONS = (*_UP, "config", "objects")
-_CONFIGS = {name: Path(__file__).with_name(f"{name}.toml") for name in ("small-disk", "fast-stream")}  # of `config`
+_CONFIGS = {
+    name: Path(__file__).with_name(f"{name}.toml") for name in ("small-disk", "fast-stream", "recovery")
+}  # of `config`
 _ORDER = ("bookie", "write", "read")
 
 
@@ -424,6 +426,12 @@ def _on_s3(variant: str) -> System:
     return dlog_metadata.DlogMetadata(variant) if variant == "dlog-metadata" else dlog_s3.DlogS3(variant)
 
 
+def _with_a_bookie(variant: str) -> System:
+    from loadtest.systems.dlog_bookies import DlogRecovery  # it imports this module
+
+    return DlogRecovery(variant)
+
+
 def _of_regions(variant: str) -> System:
     from loadtest.systems import dlog_regions, kafka  # the first imports Kafka's module, which dlog alone does not need
 
@@ -464,5 +472,8 @@ VARIANTS: Mapping[str, Variant] = {
     "dlog-s3-delayed": Variant(_on_s3, versitygw.DELAYED, "dlog-s3 with 100 ms added to a PUT and 30 ms to a GET"),
     "dlog-ledger": Variant(Dlog, {}, "dlog with streams on 3 bookies, for comparison with dlog-s3"),
     "dlog-metadata": Variant(_on_s3, {}, "dlog's metadata of streams in objects alone, in one process"),
+    "dlog-recovery": Variant(
+        _with_a_bookie, {"config": "recovery"}, "dlog with a fourth bookie that is lost, and one recovery process"
+    ),
     "dlog-spare": Variant(Dlog, {"bookies": "4"}, "dlog with a fourth bookie to replace a lost one"),
 }
