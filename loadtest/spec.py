@@ -24,7 +24,7 @@ WORKLOADS = Path(__file__).parent / "workloads"
 Scale = Literal["quick", "full"]
 SCRIPTS = (
     *("load", "catch-up", "fault", "roll", "kill-all", "hand-over", "idle", "soak", "scan", "reopen"),
-    *("uploads", "examine", "lost-bookie"),
+    *("uploads", "examine", "lost-bookie", "restart-bookie"),
 )
 SUBJECTS = {"search": 5e-6, "image": 2.5e-5, "chain": 1e-4, "commit": 0.0, "node-kill": 0.0}  # estimated s an object
 SCALES: Mapping[str, Mapping[str, float]] = {
@@ -36,6 +36,8 @@ LOG_S = 0.005  # estimated time to create, open and read back one log
 CREATE_S = 0.02  # estimated time to create one stream in objects
 REGION_RECORD_S = 2e-5  # estimated time to write and to read one record of a region
 LOST_S = 0.07  # estimated time to write 1 MB of a bookie in three copies, to make its copies again and to check all
+FULL_S = 0.012  # estimated time to write 1 MB to one bookie
+LEDGER_S = 3e-4  # estimated time to read two entries of a ledger back from one bookie
 JUDGE_S = 0.7  # estimated time to read back and check one second of a maximum-throughput load
 
 
@@ -148,6 +150,8 @@ class Shape:
             return CELL_S + backlog + 20
         if self.script == "lost-bookie":
             return CELL_S + self.backlog_mb * LOST_S + 2 * (self.warmup_s + self.seconds)
+        if self.script == "restart-bookie":
+            return CELL_S + self.backlog_mb * FULL_S + self.ledgers * LEDGER_S + 10
         if self.script in ("scan", "reopen"):
             return CELL_S + backlog * 4 + self.backlog_mb * 1e6 / self.record_bytes * REGION_RECORD_S
         if self.script == "examine":

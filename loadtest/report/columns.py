@@ -154,6 +154,16 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("p99_disturbed_over_undisturbed", "p99 ratio", decides=True),
         Column("gap_max_ms", "gap max ms"),
     ),
+    "W36": _MAX,
+    "W37": (
+        Column("restart_s", "started in s", decides=True),
+        Column("full_rss_bytes", "RSS MB before", scale=1e-6, decides=True),
+        Column("restarted_rss_bytes", "RSS MB after", scale=1e-6),
+        Column("written_mb", "MB written"),
+        Column("entries", "entries"),
+        Column("filled_s", "written in s"),
+        Column("read_back_entries", "read back"),
+    ),
 }
 
 

@@ -467,5 +467,44 @@ REPAIR_GOALS: tuple[Goal, ...] = (
     _repair("append p99 while copies are made", "p99_disturbed_over_undisturbed", 2, unit="x before"),
 )
 
+LEDGER_CLIENT = "dlog-ledger-client"
+
+
+def _one_ledger(goal: str, size: str, record_bytes: int, figure: str, base: float, window: int) -> Goal:
+    says = f"one ledger, entries of {size}, {window:,} in flight, against BookKeeper"
+    cell = {"record_bytes": record_bytes, "window": window}
+    system = LEDGER_CLIENT
+    return Goal(goal, says, "W36", base, figure=figure, cell=cell, peer="bookkeeper", system=system, at_least=True)
+
+
+LEDGER_GOALS: tuple[Goal, ...] = tuple(
+    _one_ledger(*goal, window)
+    for goal in (
+        ("B1", "100 B", 100, "records_per_s", 1.0),
+        ("B2", "1 KiB", 1024, "mb_per_s", 1.5),
+        ("B2", "16 KiB", 16384, "mb_per_s", 1.5),
+    )
+    for window in (256, 1024)
+)
+
+BOOKIE, JAVA_BOOKIE = "dlog-bookie", "bookkeeper-bookie"
+
+
+def _bookie(goal: str, says: str, figure: str, base: float) -> Goal:
+    return Goal(goal, says, "W37", base, figure=figure, peer=JAVA_BOOKIE, system=BOOKIE)
+
+
+BOOKIE_GOALS: tuple[Goal, ...] = (
+    _bookie("B3", "a full bookie started after kill -9, until an entry is read, against Java's", "restart_s", 0.5),
+    _bookie("B4", "memory of a full bookie, against Java's", "full_rss_bytes", 0.25),
+    _bookie("B4", "memory of a full bookie after its start, against Java's", "restarted_rss_bytes", 0.25),
+)
+
 #: sets of goals, and the systems that they are of
-FURTHER = ((frozenset({REPAIR}), REPAIR_GOALS), (KAFKA_SYSTEMS, KAFKA_GOALS), (S3_SYSTEMS, S3_GOALS))
+FURTHER = (
+    (frozenset({REPAIR}), REPAIR_GOALS),
+    (frozenset({LEDGER_CLIENT}), LEDGER_GOALS),
+    (frozenset({BOOKIE}), BOOKIE_GOALS),
+    (KAFKA_SYSTEMS, KAFKA_GOALS),
+    (S3_SYSTEMS, S3_GOALS),
+)

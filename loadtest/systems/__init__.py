@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from loadtest.systems.base import Variant
 
 _NOT_SYSTEMS = {
-    *("base", "dlog_bookies", "dlog_kafka", "dlog_metadata", "dlog_regions", "dlog_s3", "lost_copies", "nodes"),
-    *("peers", "region_opening"),
+    *("base", "dlog_bookies", "dlog_kafka", "dlog_ledger_client", "dlog_metadata", "dlog_regions", "dlog_s3"),
+    *("lost_copies", "nodes", "peers", "region_opening"),
 }
 
 

@@ -248,11 +248,11 @@ class System(ABC):
         raise NotApplicable("it makes no requests to an object storage")
 
     def zookeeper(self) -> str:
-        """Addresses of the ZooKeeper that has the metadata of its ledgers (W35)."""
+        """Addresses of the ZooKeeper that has the metadata of its ledgers (W35, W37)."""
         raise NotApplicable("it has no ledgers")
 
     def bookie(self) -> Server:
-        """A bookie that nothing but `restart` starts again (W35)."""
+        """A bookie that nothing but `restart` or `revive` starts again (W35, W37)."""
         raise NotApplicable("no bookie of it can be lost")
 
     async def examine(self, shape: Shape) -> Mapping[str, Any]:

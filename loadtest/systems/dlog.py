@@ -426,10 +426,12 @@ def _on_s3(variant: str) -> System:
     return dlog_metadata.DlogMetadata(variant) if variant == "dlog-metadata" else dlog_s3.DlogS3(variant)
 
 
-def _with_a_bookie(variant: str) -> System:
-    from loadtest.systems.dlog_bookies import DlogRecovery  # it imports this module
+def _by_bookies(variant: str) -> System:
+    from loadtest.systems import dlog_bookies, dlog_ledger_client  # they import this module
 
-    return DlogRecovery(variant)
+    if variant == "dlog-ledger-client":
+        return dlog_ledger_client.DlogLedgerClient(variant)
+    return dlog_bookies.DlogBookie(variant)
 
 
 def _of_regions(variant: str) -> System:
@@ -473,7 +475,17 @@ VARIANTS: Mapping[str, Variant] = {
     "dlog-ledger": Variant(Dlog, {}, "dlog with streams on 3 bookies, for comparison with dlog-s3"),
     "dlog-metadata": Variant(_on_s3, {}, "dlog's metadata of streams in objects alone, in one process"),
     "dlog-recovery": Variant(
-        _with_a_bookie, {"config": "recovery"}, "dlog with a fourth bookie that is lost, and one recovery process"
+        _by_bookies, {"config": "recovery"}, "dlog with a fourth bookie that is lost, and one recovery process"
+    ),
+    "dlog-bookie": Variant(
+        _by_bookies,
+        {"bookies": "0", "write-proxies": "1", "read-proxies": "1"},
+        "one bookie of dlog, with idle proxies",
+    ),
+    "dlog-ledger-client": Variant(
+        _by_bookies,
+        {"write-proxies": "1", "read-proxies": "1"},
+        "dlog's ledger client on three bookies, E3/Qw3/Qa2, with idle proxies",
     ),
     "dlog-spare": Variant(Dlog, {"bookies": "4"}, "dlog with a fourth bookie to replace a lost one"),
 }

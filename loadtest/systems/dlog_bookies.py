@@ -1,4 +1,4 @@
-"""dlog with a bookie that is lost for good: `dlog-recovery`."""
+"""dlog with a bookie of its own: `dlog-recovery` loses it for good, `dlog-bookie` has no other one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from loadtest.systems.dlog import Dlog
 from loadtest.systems.nodes import HOST, Ports, Server, listens
 
 
-class DlogRecovery(Dlog):
+class DlogBookie(Dlog):
     """A `dlog up` and one more bookie, which nothing starts again once it is killed."""
 
     start_s = 5.5
@@ -59,6 +59,9 @@ class DlogRecovery(Dlog):
         else:
             await bookie.stop()
             await bookie.start()
+
+    async def revive(self, node: str) -> None:
+        await (self.bookie().start() if node == self.bookie().name else super().revive(node))
 
     def zookeeper(self) -> str:
         return self.running().zookeeper

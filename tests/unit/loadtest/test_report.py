@@ -143,6 +143,32 @@ def test_the_repair_of_a_lost_bookie_is_a_ratio_to_a_copy_and_to_javas(book: Boo
     ]
 
 
+def test_one_ledger_is_compared_in_entries_or_in_bytes(book: Book) -> None:
+    cells = [("a", {"record_bytes": 100, "window": 256}), ("b", {"record_bytes": 16384, "window": 1024})]
+    book.workload("W36", *cells)
+    for name, records, mb in (("dlog-ledger-client", 30_000.0, 140.0), ("bookkeeper", 20_000.0, 100.0)):
+        book.run.systems[name] = {"says": "", "durability": {"letter": "F", "sentence": ""}}
+        for label, _ in cells:
+            book.result("W36", label, name, {"records_per_s": records, "mb_per_s": mb})
+    found = [one for one in goals.judged(book.collected()) if one.goal.id in ("B1", "B2")]
+    assert [one.goal for one in found] == list(goals.LEDGER_GOALS)
+    assert [(one.goal.id, one.ratio, one.outcome) for one in found if one.ratio] == [
+        ("B1", 1.5, "met"),
+        ("B2", 1.4, "MISSED"),
+    ]
+
+
+def test_start_and_memory_of_a_full_bookie_are_shares_of_javas(book: Book) -> None:
+    book.workload("W37", ("one shape", {}))
+    for name, seconds, rss in (("dlog-bookie", 3.0, 200e6), ("bookkeeper-bookie", 10.0, 700e6)):
+        book.run.systems[name] = {"says": "", "durability": {"letter": "F", "sentence": ""}}
+        told = {"restart_s": seconds, "full_rss_bytes": rss, "restarted_rss_bytes": rss / 2}
+        book.result("W37", "one shape", name, told)
+    found = [one for one in goals.judged(book.collected()) if one.goal.id in ("B3", "B4")]
+    assert [one.goal for one in found] == list(goals.BOOKIE_GOALS)
+    assert [one.outcome for one in found] == ["met", "MISSED", "MISSED"]
+
+
 def on_kafka(book: Book) -> None:
     """Results of regions and streams on Kafka, beside those of a bare client."""
     for name in ("dlog-kafka", "dlog-region", "kafka-aiokafka"):
