@@ -490,14 +490,14 @@ LEDGER_GOALS: tuple[Goal, ...] = tuple(
 BOOKIE, JAVA_BOOKIE = "dlog-bookie", "bookkeeper-bookie"
 
 
-def _bookie(goal: str, says: str, figure: str, base: float) -> Goal:
-    return Goal(goal, says, "W37", base, figure=figure, peer=JAVA_BOOKIE, system=BOOKIE)
+def _bookie(goal: str, says: str, figure: str, base: float, unit: str, scale: float = 1.0) -> Goal:
+    return Goal(goal, says, "W37", base, figure=figure, unit=unit, scale=scale, peer=JAVA_BOOKIE, system=BOOKIE)
 
 
 BOOKIE_GOALS: tuple[Goal, ...] = (
-    _bookie("B3", "a full bookie started after kill -9, until an entry is read, against Java's", "restart_s", 0.5),
-    _bookie("B4", "memory of a full bookie, against Java's", "full_rss_bytes", 0.25),
-    _bookie("B4", "memory of a full bookie after its start, against Java's", "restarted_rss_bytes", 0.25),
+    _bookie("B3", "a full bookie started after kill -9, until an entry is read, against Java's", "restart_s", 0.5, "s"),
+    _bookie("B4", "memory of a full bookie, against Java's", "full_rss_bytes", 0.25, "MB", 1e-6),
+    _bookie("B4", "memory of a full bookie after its start, against Java's", "restarted_rss_bytes", 0.25, "MB", 1e-6),
 )
 
 #: sets of goals, and the systems that they are of

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dlog.io.children import module_environment, python_module
+from loadtest.systems.base import Durability
 from loadtest.systems.dlog import Dlog
 from loadtest.systems.nodes import HOST, Ports, Server, listens
 
@@ -17,6 +19,9 @@ class DlogBookie(Dlog):
 
     def __init__(self, variant: str) -> None:
         super().__init__(variant)
+        self._is_alone = variant == "dlog-bookie"
+        if self._is_alone:
+            self.durability = Durability("F", "fdatasync of one bookie's journal before the acknowledgement")
         self._ports = Ports()
         self._bookie: Server | None = None
 
@@ -51,6 +56,9 @@ class DlogBookie(Dlog):
         if self._bookie is not None and self._bookie.pid is not None:
             found.setdefault("bookie", []).append(self._bookie.pid)
         return found
+
+    def configuration(self) -> Mapping[str, Any]:
+        return {"journal": "fdatasync", **self._options} if self._is_alone else super().configuration()
 
     async def restart(self, node: str) -> None:
         bookie = self.bookie()
