@@ -73,7 +73,7 @@ class Bench:
         self.producers: list[Generator] = []
         self.readers: list[tuple[Generator, list[Path]]] = []
         self._unjudged: list[Generator] = []  # readers whose histories the judge does not check
-        self._room = room
+        self.room = room
         self.options = {**options, **({"tables": str(shape.tables)} if shape.tables != 1 else {})}
         self._seed = seed
         self._histories: list[Path] = []
@@ -142,13 +142,13 @@ class Bench:
         }
 
     async def _start(self, name: str, job: dict[str, Any], *, wait: bool) -> tuple[Generator, Path]:
-        path = self._room / f"{self.logs[0]}.{name}.history"
+        path = self.room / f"{self.logs[0]}.{name}.history"
         job = {**job, "reader": name, "history": str(path)}
         flavour: Flavour = "user" if self.shape.flavour == "user" else "fast"
         command, more = self.system.generator(job, flavour)
         generator = Generator(name)
         self._stack.push_async_callback(generator.end)
-        await generator.start(command, {**job, **more}, self._room / f"{self.logs[0]}.{name}.stderr", wait=wait)
+        await generator.start(command, {**job, **more}, self.room / f"{self.logs[0]}.{name}.stderr", wait=wait)
         return generator, path
 
     # ---- while it runs ----------------------------------------------------------------------------------------------

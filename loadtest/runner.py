@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dlog.errors import DLogError
-from loadtest import fault_scenarios, host_conditions, scripts
+from loadtest import bookie_restart, fault_scenarios, host_conditions, lost_storage, scripts
 from loadtest.bench import Bench, Outcome, lacking
 from loadtest.processes import machine
 from loadtest.runfile import Run
@@ -40,6 +40,8 @@ SCRIPTS = {
     "reopen": scripts.reopen,
     "uploads": scripts.uploads,
     "examine": scripts.examine,
+    "lost-bookie": lost_storage.lost_bookie,
+    "restart-bookie": bookie_restart.restart_bookie,
 }
 LOOK_S = 1.5  # measuring host conditions before a turn
 _FAILURES = (CannotRunError, DLogError, OSError, TimeoutError, ValueError, AssertionError, LookupError)

@@ -24,7 +24,7 @@ WORKLOADS = Path(__file__).parent / "workloads"
 Scale = Literal["quick", "full"]
 SCRIPTS = (
     *("load", "catch-up", "fault", "roll", "kill-all", "hand-over", "idle", "soak", "scan", "reopen"),
-    *("uploads", "examine"),
+    *("uploads", "examine", "lost-bookie", "restart-bookie"),
 )
 SUBJECTS = {"search": 5e-6, "image": 2.5e-5, "chain": 1e-4, "commit": 0.0, "node-kill": 0.0}  # estimated s an object
 SCALES: Mapping[str, Mapping[str, float]] = {
@@ -35,6 +35,9 @@ CELL_S = 3.0  # estimated overhead per cell: starting generators, reading record
 LOG_S = 0.005  # estimated time to create, open and read back one log
 CREATE_S = 0.02  # estimated time to create one stream in objects
 REGION_RECORD_S = 2e-5  # estimated time to write and to read one record of a region
+LOST_S = 0.07  # estimated time to write 1 MB of a bookie in three copies, to make its copies again and to check all
+FULL_S = 0.012  # estimated time to write 1 MB to one bookie
+LEDGER_S = 3e-4  # estimated time to read two entries of a ledger back from one bookie
 JUDGE_S = 0.7  # estimated time to read back and check one second of a maximum-throughput load
 
 
@@ -56,7 +59,8 @@ class Shape:
     tables: int = 1  # of a region: records go to them in turns; other systems have none
     readers: int = 0  # tail readers while the load runs
     reader_processes: int = 1  # processes that share the readers
-    backlog_mb: int = 0  # MB written beforehand: for catch-up to read, for kill-all to recover
+    backlog_mb: int = 0  # MB written beforehand: for catch-up to read, for kill-all to recover, on a bookie to be lost
+    ledgers: int = 1  # of the backlog of a bookie
     faults: int = 10  # number of faults, of passes (script "roll") or of hand-overs
     calm_s: float = 1.0  # pause between two faults
     fault: str = ""  # "kill" or "freeze", for script "fault"
@@ -86,7 +90,18 @@ class Shape:
             raise ValueError(f"record_bytes must be at most {MiB}: record_bytes={self.record_bytes}")
         if self.batch_bytes and self.batch_bytes < self.record_bytes:
             raise ValueError(f"batch_bytes must be 0 or at least record_bytes: batch_bytes={self.batch_bytes}")
-        for name in ("window", "tasks", "rate", "logs", "tables", "producers", "reader_processes", "faults", "objects"):
+        for name in (
+            "window",
+            "tasks",
+            "rate",
+            "logs",
+            "tables",
+            "producers",
+            "reader_processes",
+            "faults",
+            "objects",
+            "ledgers",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1: {name}={getattr(self, name)}")
         for name in ("readers", "backlog_mb", "calm_s", "frozen_s", "idle_s", "warmup_s", "zipf"):
@@ -133,6 +148,10 @@ class Shape:
         backlog = self.backlog_mb / 100
         if self.script == "kill-all":
             return CELL_S + backlog + 20
+        if self.script == "lost-bookie":
+            return CELL_S + self.backlog_mb * LOST_S + 2 * (self.warmup_s + self.seconds)
+        if self.script == "restart-bookie":
+            return CELL_S + self.backlog_mb * FULL_S + self.ledgers * LEDGER_S + 10
         if self.script in ("scan", "reopen"):
             return CELL_S + backlog * 4 + self.backlog_mb * 1e6 / self.record_bytes * REGION_RECORD_S
         if self.script == "examine":

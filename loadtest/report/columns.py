@@ -142,6 +142,28 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("uploaded_s", "all uploaded s"),
     ),
     "W34": (Column("turns", "requests one after another"), Column("requests", "requests"), Column("chunks", "chunks")),
+    "W35": (
+        Column("repair_mb_per_s", "copied MB/s", more_is_better=True, decides=True),
+        Column("copy_mb_per_s", "file copy MB/s"),
+        Column("repair_over_copy", "over file copy", more_is_better=True),
+        Column("lost_mb", "MB lost"),
+        Column("found_s", "found after s"),
+        Column("repair_s", "repaired in s"),
+        Column("undisturbed_ms.p99", "write p99 before ms"),
+        Column("response_ms.p99", "write p99 meanwhile ms"),
+        Column("p99_disturbed_over_undisturbed", "p99 ratio", decides=True),
+        Column("gap_max_ms", "gap max ms"),
+    ),
+    "W36": _MAX,
+    "W37": (
+        Column("restart_s", "started in s", decides=True),
+        Column("full_rss_bytes", "RSS MB before", scale=1e-6, decides=True),
+        Column("restarted_rss_bytes", "RSS MB after", scale=1e-6),
+        Column("written_mb", "MB written"),
+        Column("entries", "entries"),
+        Column("filled_s", "written in s"),
+        Column("read_back_entries", "read back"),
+    ),
 }
 
 

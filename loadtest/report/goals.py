@@ -37,7 +37,6 @@ class Goal:
     cell: Mapping[str, Any] = field(default_factory=dict)
     unit: str = ""
     at_least: bool = False
-    never: str = ""  # why no workload measures it
     scale: float = 1.0
     peer: str = ""
     system: str = OURS
@@ -83,8 +82,6 @@ def ids() -> set[str]:
 
 
 def _judge(figures: Figures, goal: Goal) -> Judged:
-    if goal.never:
-        return Judged(goal, None, None, None, None, False, goal.never)
     ours, why = _figure(figures, goal, goal.system)
     if ours is None:
         return Judged(goal, None, None, None, None, False, why)
@@ -235,12 +232,6 @@ GOALS: tuple[Goal, ...] = (
         5,
         1,
         "s",
-    ),
-    Goal(
-        *("G12", "re-replication of a lost bookie", "", 100, 300),
-        unit="MB/s",
-        at_least=True,
-        never="no workload: none loses a bookie for good",
     ),
     _up("G13", "one stream to 50 readers", ("W7", "delivered_mb_per_s", {"readers": 50}), 250, 500, "MB/s out"),
     _down("G13", "delivery to 50 readers, p99", ("W7", "delivery_ms.p99", {"readers": 50}), 20, 20, "ms"),
@@ -459,4 +450,61 @@ S3_GOALS: tuple[Goal, ...] = (
     _s3("S10", "recovery of 100,000 chunks: requests one after another", METADATA, ("W34", "turns", {}), 40),
 )
 
-FURTHER = ((KAFKA_SYSTEMS, KAFKA_GOALS), (S3_SYSTEMS, S3_GOALS))  # sets of goals, and the systems that they are of
+
+# ---- bookies ---------------------------------------------------------------------------------------------------------
+
+REPAIR, JAVA_REPAIR = "dlog-recovery", "bookkeeper-recovery"
+
+
+def _repair(says: str, figure: str, base: float, moonshot: float | None = None, **more: Any) -> Goal:
+    return Goal("G12", says, "W35", base, moonshot, figure=figure, system=REPAIR, **more)
+
+
+REPAIR_GOALS: tuple[Goal, ...] = (
+    _repair("copies of a lost bookie made again", "repair_mb_per_s", 100, 300, unit="MB/s", at_least=True),
+    _repair("the same against Java's AutoRecovery", "repair_mb_per_s", 1, peer=JAVA_REPAIR, at_least=True),
+    _repair("rate of the copies over that of a copy of files", "repair_over_copy", 0.3, unit="x", at_least=True),
+    _repair("append p99 while copies are made", "p99_disturbed_over_undisturbed", 2, unit="x before"),
+)
+
+LEDGER_CLIENT = "dlog-ledger-client"
+
+
+def _one_ledger(goal: str, size: str, record_bytes: int, figure: str, base: float, window: int) -> Goal:
+    says = f"one ledger, entries of {size}, {window:,} in flight, against BookKeeper"
+    cell = {"record_bytes": record_bytes, "window": window}
+    system = LEDGER_CLIENT
+    return Goal(goal, says, "W36", base, figure=figure, cell=cell, peer="bookkeeper", system=system, at_least=True)
+
+
+LEDGER_GOALS: tuple[Goal, ...] = tuple(
+    _one_ledger(*goal, window)
+    for goal in (
+        ("B1", "100 B", 100, "records_per_s", 1.0),
+        ("B2", "1 KiB", 1024, "mb_per_s", 1.5),
+        ("B2", "16 KiB", 16384, "mb_per_s", 1.5),
+    )
+    for window in (256, 1024)
+)
+
+BOOKIE, JAVA_BOOKIE = "dlog-bookie", "bookkeeper-bookie"
+
+
+def _bookie(goal: str, says: str, figure: str, base: float, unit: str, scale: float = 1.0) -> Goal:
+    return Goal(goal, says, "W37", base, figure=figure, unit=unit, scale=scale, peer=JAVA_BOOKIE, system=BOOKIE)
+
+
+BOOKIE_GOALS: tuple[Goal, ...] = (
+    _bookie("B3", "a full bookie started after kill -9, until an entry is read, against Java's", "restart_s", 0.5, "s"),
+    _bookie("B4", "memory of a full bookie, against Java's", "full_rss_bytes", 0.25, "MB", 1e-6),
+    _bookie("B4", "memory of a full bookie after its start, against Java's", "restarted_rss_bytes", 0.25, "MB", 1e-6),
+)
+
+#: sets of goals, and the systems that they are of
+FURTHER = (
+    (frozenset({REPAIR}), REPAIR_GOALS),
+    (frozenset({LEDGER_CLIENT}), LEDGER_GOALS),
+    (frozenset({BOOKIE}), BOOKIE_GOALS),
+    (KAFKA_SYSTEMS, KAFKA_GOALS),
+    (S3_SYSTEMS, S3_GOALS),
+)

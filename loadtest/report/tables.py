@@ -41,6 +41,8 @@ _TOLD = {
     "reopen": ("record_bytes", "backlog_mb", "unsaved"),
     "uploads": ("rate", "record_bytes", "logs", "zipf", "warmup_s", "seconds"),
     "examine": ("objects", "logs", "backlog_mb"),
+    "restart-bookie": ("backlog_mb", "ledgers", "record_bytes"),
+    "lost-bookie": ("backlog_mb", "ledgers", "record_bytes", "rate", "logs", "warmup_s", "seconds"),
 }
 _INSTALLED = {"file": "", "s3": "versitygw"}  # what a system of another name needs; nothing
 

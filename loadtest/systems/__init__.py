@@ -14,7 +14,10 @@ from collections.abc import Mapping
 
 from loadtest.systems.base import Variant
 
-_NOT_SYSTEMS = {"base", "dlog_kafka", "dlog_metadata", "dlog_regions", "dlog_s3", "nodes", "peers", "region_opening"}
+_NOT_SYSTEMS = {
+    *("base", "dlog_bookies", "dlog_kafka", "dlog_ledger_client", "dlog_metadata", "dlog_regions", "dlog_s3"),
+    *("lost_copies", "nodes", "peers", "region_opening"),
+}
 
 
 def variants(module: str) -> Mapping[str, Variant]:

@@ -76,6 +76,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 if TYPE_CHECKING:
     from loadtest.soaking import Load, Soaked
     from loadtest.spec import Shape
+    from loadtest.systems.nodes import Server
 
 Position = tuple[int, ...]
 CREATES = 32  # logs created concurrently, one per request
@@ -245,6 +246,14 @@ class System(ABC):
     def requests(self) -> Mapping[str, int]:
         """Requests to the object storage so far, by the name of S3's operation (W29)."""
         raise NotApplicable("it makes no requests to an object storage")
+
+    def zookeeper(self) -> str:
+        """Addresses of the ZooKeeper that has the metadata of its ledgers (W35, W37)."""
+        raise NotApplicable("it has no ledgers")
+
+    def bookie(self) -> Server:
+        """A bookie that nothing but `restart` or `revive` starts again (W35, W37)."""
+        raise NotApplicable("no bookie of it can be lost")
 
     async def examine(self, shape: Shape) -> Mapping[str, Any]:
         """Measure a part of the system by itself: shape.subject (W30-W34); its figures."""

@@ -33,6 +33,16 @@ GENERATOR = ("Generator", "Job", "Tally", "History", "Histogram", "Records", "Ve
 LEDGERS = "/ledgers"
 LOGS = "/loadtest"
 INIT_S = 120.0
+NOT_NUMBERS = ("sync", "storage", "recovery")
+STORAGES = {
+    "sorted": "org.apache.bookkeeper.bookie.SortedLedgerStorage",  # the default
+    "db": "org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage",
+}
+RECOVERY = {
+    "autoRecoveryDaemonEnabled": "true",
+    "openLedgerRereplicationGracePeriod": 5000,  # ms; as open_grace_s in recovery.toml
+    "rereplicationEntryBatchSize": 100,  # entries in flight of a ledger; with the default, 10, it is slower
+}
 OPTIONS = {
     "bookies": "3",
     "ensemble": "3",
@@ -40,6 +50,8 @@ OPTIONS = {
     "ack_quorum": "2",
     "group_wait_ms": "2",
     "sync": "true",
+    "storage": "sorted",  # or "db", DbLedgerStorage: for many ledgers
+    "recovery": "false",  # AutoRecovery in every bookie's process; the client replaces a lost bookie at once
     "heap_mib": "384",
     "direct_mib": "256",
     "client_heap_mib": "1024",
@@ -61,6 +73,7 @@ class BookKeeperSystem(ServerSystem):
         self._zookeeper = ""
         self._registered: dict[str, int] = {}  # bookie -> session of its killed process
         self._numbers: dict[str, int] = {}
+        self._recovers = False
         self._client: ZooKeeper | None = None
 
     # ---- starting ----------------------------------------------------------------------------------------------------
@@ -68,8 +81,13 @@ class BookKeeperSystem(ServerSystem):
     def _choose(self, options: Mapping[str, str]) -> None:
         known_options(self.name, options, OPTIONS)
         self._options = {**OPTIONS, **options}
-        self._numbers = {k: option_int(self._options, k, 0, 0) for k in OPTIONS if k != "sync"}
+        self._numbers = {
+            k: option_int(self._options, k, 0, 0) for k in OPTIONS if k not in ("sync", "recovery", "storage")
+        }
         sync, numbers = option_bool(self._options, "sync", True), self._numbers
+        self._recovers = option_bool(self._options, "recovery", False)
+        if self._options["storage"] not in STORAGES:
+            raise ValueError(f"option storage must be one of {', '.join(STORAGES)}: {self._options['storage'][:40]!r}")
         if not 1 <= numbers["ack_quorum"] <= numbers["write_quorum"] <= numbers["ensemble"] <= numbers["bookies"]:
             raise ValueError("must hold: 1 <= ack_quorum <= write_quorum <= ensemble <= bookies")
         quorum = f"{numbers['ack_quorum']} of {numbers['write_quorum']} bookies"
@@ -118,6 +136,8 @@ class BookKeeperSystem(ServerSystem):
                 self._zookeeper,
                 group_wait_ms=self._numbers["group_wait_ms"],
                 sync=self._options["sync"].lower() == "true",
+                storage=self._options["storage"],
+                recovery=self._recovers,
             )
         )
         command = jvm(
@@ -190,10 +210,12 @@ class BookKeeperSystem(ServerSystem):
         return {
             **self._numbers,
             "journalSyncData": self._options["sync"].lower() == "true",
+            "ledgerStorageClass": STORAGES[self._options["storage"]],
             "digest": "CRC32C",
             "wire": "v2 (tail readers: v3)",
             "client_throttle": 0,
-            "delayEnsembleChange": True,
+            "delayEnsembleChange": not self._recovers,
+            **(RECOVERY if self._recovers else {}),
         }
 
     def lacks(self, feature: str) -> str | None:
@@ -213,6 +235,7 @@ class BookKeeperSystem(ServerSystem):
             "zookeeper": self._zookeeper,
             "metadata": f"zk+hierarchical://{self._zookeeper}{LEDGERS}",
             "logs": LOGS,
+            "delay_ensemble_change": not self._recovers,
             **{key: self._numbers[key] for key in ("ensemble", "write_quorum", "ack_quorum")},
         }
 
@@ -227,6 +250,12 @@ class BookKeeperSystem(ServerSystem):
             first=(classes,),
         ), {}
 
+    def zookeeper(self) -> str:
+        return self._zookeeper
+
+    def bookie(self) -> Server:
+        return next(server for server in self._servers if server.role == "bookie")
+
     async def owner(self, log: str) -> str:
         raise NotApplicable("a ledger is owned by its writer, the application")
 
@@ -239,7 +268,16 @@ def zookeeper_config(data: Path, port: int) -> str:
     )
 
 
-def bookie_config(home: Path, port: int, zookeeper: str, *, group_wait_ms: int, sync: bool) -> str:
+def bookie_config(
+    home: Path,
+    port: int,
+    zookeeper: str,
+    *,
+    group_wait_ms: int,
+    sync: bool,
+    storage: str = "sorted",
+    recovery: bool = False,
+) -> str:
     """A bookie's configuration, where it differs from the defaults."""
     settings = {
         "bookiePort": port,
@@ -253,6 +291,8 @@ def bookie_config(home: Path, port: int, zookeeper: str, *, group_wait_ms: int, 
         "indexDirectories": home / "index",
         "journalMaxGroupWaitMSec": group_wait_ms,
         "journalSyncData": "true" if sync else "false",
+        "ledgerStorageClass": STORAGES[storage],
+        **(RECOVERY if recovery else {}),
         "diskUsageThreshold": "0.99",
         "diskUsageWarnThreshold": "0.98",
     }
@@ -276,6 +316,14 @@ def _make(variant: str) -> System:
 
 VARIANTS: Mapping[str, Variant] = {
     "bookkeeper": Variant(_make, {}, "three Java bookies, E3/Qw3/Qa2, journal synced, Java client on the v2 wire"),
+    "bookkeeper-recovery": Variant(
+        _make, {"bookies": "4", "recovery": "true"}, "bookkeeper with a fourth bookie, and AutoRecovery in each of them"
+    ),
+    "bookkeeper-bookie": Variant(
+        _make,
+        {**dict.fromkeys(("bookies", "ensemble", "write_quorum", "ack_quorum"), "1"), "storage": "db"},
+        "one Java bookie",
+    ),
     "bookkeeper-nowait": Variant(
         _make, {"group_wait_ms": "0"}, "bookkeeper without the 2 ms group commit delay of the journal"
     ),

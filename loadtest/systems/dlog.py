@@ -53,7 +53,9 @@ STEP_S = 0.02  # interval of polling the run file
 WATCH_S = 0.25  # between two looks for failed appends
 _UP = {"bookies": "3", "write-proxies": "2", "read-proxies": "2"}
 _OPTIONS = (*_UP, "config", "objects")
-_CONFIGS = {name: Path(__file__).with_name(f"{name}.toml") for name in ("small-disk", "fast-stream")}  # of `config`
+_CONFIGS = {
+    name: Path(__file__).with_name(f"{name}.toml") for name in ("small-disk", "fast-stream", "recovery")
+}  # of `config`
 _ORDER = ("bookie", "write", "read")
 
 
@@ -433,6 +435,14 @@ def _on_s3(variant: str) -> System:
     return dlog_metadata.DlogMetadata(variant) if variant == "dlog-metadata" else dlog_s3.DlogS3(variant)
 
 
+def _by_bookies(variant: str) -> System:
+    from loadtest.systems import dlog_bookies, dlog_ledger_client  # they import this module
+
+    if variant == "dlog-ledger-client":
+        return dlog_ledger_client.DlogLedgerClient(variant)
+    return dlog_bookies.DlogBookie(variant)
+
+
 def _of_regions(variant: str) -> System:
     from loadtest.systems import dlog_regions, kafka  # the first imports Kafka's module, which dlog alone does not need
 
@@ -473,5 +483,18 @@ VARIANTS: Mapping[str, Variant] = {
     "dlog-s3-delayed": Variant(_on_s3, versitygw.DELAYED, "dlog-s3 with 100 ms added to a PUT and 30 ms to a GET"),
     "dlog-ledger": Variant(Dlog, {}, "dlog with streams on 3 bookies, for comparison with dlog-s3"),
     "dlog-metadata": Variant(_on_s3, {}, "dlog's metadata of streams in objects alone, in one process"),
+    "dlog-recovery": Variant(
+        _by_bookies, {"config": "recovery"}, "dlog with a fourth bookie that is lost, and one recovery process"
+    ),
+    "dlog-bookie": Variant(
+        _by_bookies,
+        {"bookies": "0", "write-proxies": "1", "read-proxies": "1"},
+        "one bookie of dlog, with idle proxies",
+    ),
+    "dlog-ledger-client": Variant(
+        _by_bookies,
+        {"write-proxies": "1", "read-proxies": "1"},
+        "dlog's ledger client on three bookies, E3/Qw3/Qa2, with idle proxies",
+    ),
     "dlog-spare": Variant(Dlog, {"bookies": "4"}, "dlog with a fourth bookie to replace a lost one"),
 }

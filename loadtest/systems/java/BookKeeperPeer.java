@@ -53,7 +53,7 @@ final class BookKeeperPeer implements Peer {
         conf.setZkTimeout(SESSION_MS);
         conf.setThrottleValue(0);
         conf.setUseV2WireProtocol(job.produces || !job.follow); // waiting for the next entry needs v3
-        conf.setDelayEnsembleChange(true); // two of three bookies are enough to go on
+        conf.setDelayEnsembleChange(job.address.get("delay_ensemble_change").asBoolean()); // two of three are enough
         client = new BookKeeper(conf);
     }
 

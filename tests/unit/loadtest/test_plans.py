@@ -22,6 +22,7 @@ MAIN = Path(plans.__file__).parent / "plans" / "main.toml"
 NOTES = MAIN.with_name("main.notes.toml")
 KAFKA = MAIN.with_name("kafka.toml")
 S3 = MAIN.with_name("s3.toml")
+BOOKIES = MAIN.with_name("bookies.toml")
 
 
 def pieces(**runs: str) -> str:
@@ -194,7 +195,7 @@ def test_the_main_plan_measures_every_goal() -> None:
         "W3": [{"record_bytes": 100}],
     }
     for goal in goals.GOALS:
-        if goal.never or not goal.workload:
+        if not goal.workload:
             continue
         for system in ("dlog", *([goal.peer] if goal.peer else [])):
             shapes = measured[goal.workload, system]
@@ -235,6 +236,23 @@ def test_the_plan_on_s3_measures_every_goal_of_streams_on_s3_in_a_quarter_of_an_
                 assert any(all(getattr(s, k) == v for k, v in wanted.items()) for s in shapes), (goal, system, wanted)
     assert sum(one.estimate_s() for one in plan) <= 1000
     assert compare.read_notes(S3.with_name("s3.notes.toml"))
+
+
+def test_the_plan_on_bookies_measures_every_goal_of_bookies_in_25_minutes() -> None:
+    plan = [command._planned(piece, Run()) for piece in plans.read(BOOKIES)]
+    command._check_together(plan)
+    measured: dict[tuple[str, str], list[spec.Shape]] = defaultdict(list)
+    for one in plan:
+        for workload, system in itertools.product(one.workloads, one.systems):
+            measured[workload.id, system] += [cell.shape for cell in workload.cells]
+    for goal in (*goals.REPAIR_GOALS, *goals.LEDGER_GOALS, *goals.BOOKIE_GOALS):
+        for system in {goal.system, goal.peer} - {""}:
+            shapes = measured[goal.workload, system]
+            assert any(all(getattr(s, k) == v for k, v in goal.cell.items()) for s in shapes), (goal, system)
+    sizes = {shape.script: (shape.backlog_mb, shape.ledgers) for shapes in measured.values() for shape in shapes}
+    assert sizes["lost-bookie"][0] == 2000 and sizes["restart-bookie"] == (10_000, 100_000)
+    assert sum(one.estimate_s() for one in plan) <= 1500
+    assert compare.read_notes(BOOKIES.with_name("bookies.notes.toml"))
 
 
 def test_the_main_plan_keeps_to_an_hour_and_a_quarter() -> None:

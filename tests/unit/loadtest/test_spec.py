@@ -10,7 +10,7 @@ from dlog.errors import ConfigError
 from loadtest import spec
 from loadtest.report import columns
 
-WANTED = [f"W{n}" for n in (*range(1, 9), *range(10, 15), *range(19, 35))]
+WANTED = [f"W{n}" for n in (*range(1, 9), *range(10, 15), *range(19, 38))]
 HEAD = 'id = "X"\nname = "x"\nasks = "?"\n'
 
 
