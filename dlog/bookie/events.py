@@ -154,8 +154,20 @@ class LedgersCollected(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class MovedCopiesFreed(Event):
+    """The bookie looked for closed ledgers whose copies were moved to other bookies, and removed its own entries of
+    them. kept: ledgers whose copies it kept for now; why: the most frequent reason."""
+
+    name: ClassVar[str] = "copies.freed"
+    ledgers: int
+    kept: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class CollectionFailed(Event):
-    """The disk is too full to record deleted ledgers, or an entry log's table of contents is damaged."""
+    """The disk is too full to record deleted ledgers or to rewrite the index without moved copies, or an entry log's
+    table of contents, or the index, is damaged."""
 
     name: ClassVar[str] = "collection.failed"
     level: ClassVar[str] = "error"

@@ -110,10 +110,15 @@ class BookieOptions:
         256 * MiB, "free space down to which recovery and high-priority adds are taken"
     )
 
-    # garbage collection of ledgers that metadata no longer has
+    # garbage collection of ledgers that metadata no longer has, and of copies that were moved away
     gc_s: float = option(600.0, "time between garbage collections; every 30 s while the disk is nearly full; 0: never")
     gc_look_s: float = option(
         10.0, "time between two marks in metadata, after which ledgers new on this bookie may be collected"
+    )
+    gc_moved_s: float = option(
+        86_400.0,
+        "time between two looks for closed ledgers whose copies a repair, decommission or rebalance moved to other "
+        "bookies; the second look that finds one frees its copies here. 0: they are kept until the ledger is deleted",
     )
     gc_minor_share: float = option(
         0.2, "live share of a full entry log, below which it is compacted after each collection"
@@ -130,6 +135,8 @@ class BookieOptions:
     def __post_init__(self) -> None:
         if self.gc_s < 0 or self.gc_look_s <= 0:
             raise ValueError(f"gc_s must not be negative and gc_look_s must be positive: gc_s={self.gc_s}")
+        if self.gc_moved_s < 0:
+            raise ValueError(f"gc_moved_s must not be negative: value={self.gc_moved_s}")
         if not 0 <= self.gc_minor_share <= self.gc_major_share < 1:
             raise ValueError("gc_minor_share must not exceed gc_major_share, which must be below 1")
         if self.gc_reserve_bytes < 0:

@@ -48,7 +48,7 @@ def fsck(directory: str, journal_dirs: str, ledger_dirs: str, repair: bool, as_j
     bookie. Exit 1 if something is wrong; notes (the last four) need no action.
 
     \b
-    list       MANIFEST or GONE is missing or damaged; nothing else can be checked
+    list       MANIFEST, GONE or MOVED is missing or damaged; nothing else can be checked
     run        an index file, or a part of an index db, is lost, with keys and fences
                of ledgers; --repair rebuilds it, and the bookie is read-only then
     chunk      a part of an index file does not verify; --repair rebuilds it

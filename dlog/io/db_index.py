@@ -13,7 +13,7 @@ rows, and is damaged.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
@@ -195,6 +195,11 @@ class DbIndex:
             self._database.write((), ((entry_key(ledger, 0), entry_key(ledger + 1, 0)) for ledger in ledgers))
             self._database.write((), (_state_range(ledger) for ledger in ledgers))
         return None
+
+    def without_entries(self, rows: Sequence[LedgerRow], manifest: Manifest) -> Manifest:
+        if self._database is not None:
+            self._database.write((), ((entry_key(row.ledger, 0), entry_key(row.ledger + 1, 0)) for row in rows))
+        return self.write((), rows, manifest)
 
     def installed(self) -> None:
         """The rows are used since they were written."""

@@ -5,7 +5,8 @@ row by row. Memory: about as much as the running bookie needs for its index, and
 
 Invariants:
 - a check writes nothing; an extra entry is only handed to `on_extra`;
-- entries of deleted ledgers (GONE) are passed over;
+- entries of deleted ledgers (GONE) are passed over, and those that the index has no more of ledgers whose copies were
+  moved away (MOVED);
 - an entry is extra only if the index leads to no copy of it that verifies, and its ledger's state is known or lost.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dlog.bookie.entry_log import HEAD_BYTES, LOG_HEADER_BYTES, check_entry, log_header, read_contents
-from dlog.bookie.id_set import IdSet, decode_id_set
+from dlog.bookie.id_set import IdSet
 from dlog.bookie.index import (
     LOCATION_BYTES,
     RUN_HEADER_BYTES,
@@ -36,7 +37,7 @@ from dlog.io.database import Database, DatabaseLimits
 from dlog.io.db_index import DatabaseRun, open_named
 from dlog.io.disk import BLOCK_BYTES, Disk, File, read_file
 from dlog.io.index_runs import OURS, ChunkFinder, IndexRun, database_name, is_named, log_name, open_run, run_name
-from dlog.io.ledger_dir import GONE, MANIFEST
+from dlog.io.ledger_dir import GONE, MANIFEST, MOVED, read_ids
 from dlog.io.open_logs import OpenLogs
 
 _LOGS_OPEN_MAX = 256
@@ -96,8 +97,9 @@ class LedgerDirCheck:
         self._damaged: dict[int, list[DamagedChunk]] = {}  # by ledger
         self._finders: tuple[int, list[ChunkFinder]] = (-1, [])  # of one ledger, newest run first
         self.findings = self._found.all
-        self.manifest: Manifest | None = None  # None: it, or GONE, cannot be read
+        self.manifest: Manifest | None = None  # None: it, GONE or MOVED cannot be read
         self.gone = IdSet()
+        self.moved = IdSet()
         self.runs: list[IndexRun | DatabaseRun] = []  # oldest first; their tables without damaged chunks
         self._database: Database | None = None
         self.states_lost = False  # an index run is lost
@@ -167,12 +169,16 @@ class LedgerDirCheck:
                 self._found.add(FindingKind.LIST, self._path(MANIFEST), f"it is missing: {lost}")
         except DamagedError as error:
             self._found.add(FindingKind.LIST, self._path(MANIFEST), f"{error.message}: {lost}")
-        try:
-            gone = read_file(self._disk, self._directory, GONE)
-            self.gone = IdSet() if gone is None else decode_id_set(gone)
-        except DamagedError as error:
-            self._found.add(FindingKind.LIST, self._path(GONE), f"{error.message}: {lost}")
-            return None
+        for name in (GONE, MOVED):
+            try:
+                ids = read_ids(self._disk, self._directory, name)
+            except DamagedError as error:
+                self._found.add(FindingKind.LIST, self._path(name), f"{error.message}: {lost}")
+                return None
+            if name == GONE:
+                self.gone = ids
+            else:
+                self.moved = ids
         return manifest
 
     def _find_unnamed(self, manifest: Manifest) -> None:
@@ -310,7 +316,8 @@ class LedgerDirCheck:
                     summary.good += 1
                     summary.bytes += record.length
                 return is_here
-        if location is None and not chunks and not self.states_lost and self._is_unindexed(record, log):
+        is_left_out = ledger in self.moved or self._is_unindexed(record, log)
+        if location is None and not chunks and not self.states_lost and is_left_out:
             return False
         path = self._path(log_name(log))
         if ledger not in self.states and not self.states_lost:
