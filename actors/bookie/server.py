@@ -22,7 +22,7 @@ from actors.bookie.collection import CollectionMetadata, GarbageCollection
 from actors.bookie.connection import Connection
 from actors.bookie.moved_copies import MovedCopiesCollection, OtherCopies
 from dlog.bookie.bookie import Bookie
-from dlog.bookie.events import BookieRefused
+from dlog.bookie.events import BookieRefused, PlainRefused
 from dlog.bookie.garbage_collection import GarbageCollector, MarkRecord
 from dlog.bookie.messages import (
     CheckpointDue,
@@ -69,6 +69,7 @@ from dlog.model.ids import BookieId, LedgerId
 from dlog.wire.bookie import Code, CollectionReport, CollectionState
 from dlog.wire.bookie_v3_messages import SpaceTold
 
+PLAIN_TOLD_S = 60.0  # between two events of refused plain connections
 ABANDON_S = 2.0  # to wait for threads that may hang in a failed disk
 
 
@@ -140,6 +141,7 @@ class BookieServer:
         self._dirty: list[Connection] = []
         self._connections: dict[Connection, None] = {}  # in order of arrival, so that runs are repeatable
         self._received_bytes = 0  # of incomplete frames, all connections
+        self._plain_untold_s = 0.0  # until then no refused plain connection is told
         self._closing = False  # no client is left, and the disk workers stop
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
@@ -415,9 +417,16 @@ class BookieServer:
             count_bytes=self._count_received,
             is_refused=len(self._connections) >= self._options.connections_max,
             upgrade=self._upgrade if self._tls is not None else None,
+            on_plain=self._plain_refused,
         )
         self._connections[connection] = None
         return connection
+
+    def _plain_refused(self, client: str) -> None:
+        now_s = self._loop.time()
+        if now_s >= self._plain_untold_s:
+            self._plain_untold_s = now_s + PLAIN_TOLD_S
+            self._tell(PlainRefused(client))
 
     def _upgrade(self, connection: Connection) -> None:
         if self._tls is None:

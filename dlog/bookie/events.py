@@ -35,6 +35,16 @@ class BookieRefused(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PlainRefused(Event):
+    """With `tls_required` the bookie refused a request of a client that did not begin TLS; told once a minute at most.
+    client: its address, empty on the Unix socket."""
+
+    name: ClassVar[str] = "bookie.plain_refused"
+    level: ClassVar[str] = "warning"
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
 class EntryDamaged(Event):
     """A stored entry does not verify; the request got an I/O error."""
 

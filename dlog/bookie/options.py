@@ -39,11 +39,15 @@ class BookieOptions:
     tcp_only: bool = option(False, "offer no Unix socket to processes on this machine")
     http_port: int = option(0, "port of /metrics, /live and /ready; 0: none")
 
-    # TLS, for clients that send START_TLS; others are served in plain text
+    # TLS, for clients that send START_TLS; others are served in plain text unless tls_required
     tls_certificate: str = option("", "PEM file of the bookie's certificate and its chain; empty: no TLS")
     tls_key: str = option("", "PEM file of the certificate's private key, without a password")
     tls_client_ca: str = option(
         "", "PEM file of the authorities whose certificates clients must show under TLS; empty: clients need none"
+    )
+
+    tls_required: bool = option(
+        False, "refuse every request that does not come under TLS, also by the Unix socket; needs tls_certificate"
     )
 
     # journal
@@ -151,6 +155,8 @@ class BookieOptions:
             raise ValueError("tls_certificate and tls_key must be given together")
         if self.tls_client_ca and not self.tls_certificate:
             raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+        if self.tls_required and not self.tls_certificate:
+            raise ValueError("tls_required needs tls_certificate and tls_key")
         port_number(self, "port", "http_port")
         check_positive(
             self, "checkpoint_s", "disk_check_s", "frame_s", "connections_max", "ledgers_max", "reads_waiting_max"

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -477,6 +478,11 @@ class Ledgers:
         async with self._visiting(machine, ledger, "comparer", self._bookies.listing_asker()) as driver:
             compared: Compared = await driver.ask(Compare(summaries, frozenset(known) - summaries))
             return compared
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """For further connections to bookies; None: they are plain."""
+        return self._bookies.tls
 
     def asker(self) -> BookieRequester:
         """A sender of requests to single bookies, for reading replicas one by one. Close it."""

@@ -14,13 +14,14 @@ from dlog.cli.bookies import bookie
 from dlog.errors import NotEnoughBookiesError
 from dlog.io.bookie_client import BookieClientOptions
 from dlog.io.bookie_questions import read_space
+from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 from dlog.io.ledgers import LedgersOptions
 from dlog.io.tls import client_context
 from dlog.model.ids import LedgerId
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code
 from tests.certificates import Authority, Certificate
-from tests.integration.cluster import BookieCluster
+from tests.integration.cluster import BookieCluster, start_bookies
 from tests.interop.java_peer import JavaLedgers, JavaPeer
 from tests.interop.payloads import numbered, read_all, refused, sized
 
@@ -120,3 +121,26 @@ def test_commands_ask_bookies_under_tls_if_the_section_has_it(
         assert done.return_value == code and [row["alive"] for row in rows] == [code == 0] * 3, rows
         assert all((row["free_bytes"] is not None) is (code == 0) for row in rows)
     assert CliRunner().invoke(bookie, ["gc", *command], standalone_mode=False).return_value == 1
+
+
+async def test_java_and_we_where_tls_is_required(
+    java: JavaPeer,
+    zookeeper: EmbeddedZooKeeper,
+    authority: Authority,
+    shown: Certificate,
+    under_tls: BookieClientOptions,
+    tmp_path: Path,
+) -> None:
+    issued = authority.issue("bookie")
+    flags = ("--tls-certificate", str(issued.certificate), "--tls-key", str(issued.key), "--tls-required")
+    cluster = start_bookies(zookeeper, tmp_path / "bookies", 3, *flags)
+    try:
+        for v3 in (False, True):
+            theirs = JavaLedgers(java, cluster.hosts, v3=v3, tls=(shown.certificate, shown.key, authority.ca))
+            writer = await theirs.create()
+            assert await writer.add([b"a", b"b"]) == [0, 1]
+            async with cluster.ledgers(transport=replace(under_tls, protocol="v3" if v3 else "v2")) as ours:
+                assert (await ours.recover(LedgerId(writer.id))).last_entry == 1
+                assert await read_all(ours, writer.id) == [b"a", b"b"]
+    finally:
+        cluster.close()
