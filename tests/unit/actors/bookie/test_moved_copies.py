@@ -67,10 +67,13 @@ class World:
             instance,
             self.machine,
             self.others,
-            perform=self.machine.handle,
+            perform=self.perform,
             drop=self.drop,
             tell=self.told.append,
         )
+
+    def perform(self, fact: object) -> None:
+        assert self.machine.handle(fact) == []
 
     async def drop(self, fact: CopiesToFree) -> frozenset[LedgerId]:
         (effect,) = self.machine.handle(fact)
