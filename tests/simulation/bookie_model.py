@@ -15,9 +15,18 @@ from typing import Any
 
 from dlog.bookie.messages import CopiesToFree, CopiesToSeal, CopiesToUnseal
 from dlog.machine import Effect, Fact, PeerLost, Persist, Persisted, Received, Send
-from dlog.model.ids import EntryId
+from dlog.model.ids import EntryId, LedgerId
 from dlog.wire.bookie import AddEntry, BatchRead, BatchReadDone, Code, EntryAdded, EntryRead, ReadEntry
-from dlog.wire.bookie_v3_messages import ForceLedger, LedgerForced, ReadWithLac, ReadWithLacDone
+from dlog.wire.bookie_v3_messages import (
+    ForceLedger,
+    LacRead,
+    LacWritten,
+    LedgerForced,
+    ReadLac,
+    ReadWithLac,
+    ReadWithLacDone,
+    WriteLac,
+)
 from dlog.wire.digest import is_same_entry
 
 
@@ -55,6 +64,7 @@ class BookieModel:
         self.ailments = ailments
         self.token = records[-1][0] if records else 0
         self.waiting: list[tuple[int, Any, Any]] = []  # token, peer, request
+        self.lacs: dict[int, bytes] = {}  # explicit ones, by ledger
         self.sealed: set[int] = set()
         self.records = records
         self.on_freed: Callable[[bool], None] = lambda _: None
@@ -64,6 +74,8 @@ class BookieModel:
                 self.fenced.add(record[1])
             elif record[0] == "add":
                 self.store(*record[1:])
+            elif record[0] == "lac":
+                self.lacs[record[1]] = record[2]
 
     def handle(self, fact: Fact) -> list[Effect]:
         match fact:
@@ -71,6 +83,10 @@ class BookieModel:
                 return self.add(peer, add)
             case Received(peer, ForceLedger() as force):
                 return self.persist(peer, force, ("force", force.ledger))
+            case Received(peer, WriteLac() as update):
+                return self.persist(peer, update, ("lac", update.ledger, update.packet))
+            case Received(peer, ReadLac(ledger)):
+                return [Send(peer, self.read_lac(ledger))]
             case Received(peer, ReadEntry(fence=True) as read):
                 return self.fence(peer, read)
             case Received(peer, ReadEntry() as read):
@@ -160,10 +176,19 @@ class BookieModel:
     def after_durable(self, asked: Any) -> Any:
         if isinstance(asked, AddEntry):
             return EntryAdded(asked.ledger, asked.entry, Code.OK)
+        if isinstance(asked, WriteLac):
+            self.lacs[asked.ledger] = asked.packet
+            return LacWritten(asked.ledger, Code.OK)
         if isinstance(asked, ForceLedger):
             code = Code.IO_ERROR if self.ailments.is_ill() else Code.OK
             return LedgerForced(asked.ledger, code, asked.number)
         return self.read(asked)
+
+    def read_lac(self, ledger: LedgerId) -> LacRead:
+        last, explicit = self.read(ReadEntry(ledger, EntryId(-1))), self.lacs.get(ledger, b"")
+        if last.code is Code.OK or (explicit and last.code in (Code.NO_ENTRY, Code.NO_LEDGER)):
+            return LacRead(ledger, Code.OK, self.ailments.perhaps_damaged(explicit) if explicit else b"", last.packet)
+        return LacRead(ledger, last.code)
 
     def read(self, read: ReadEntry) -> EntryRead:
         entry = self.last.get(read.ledger, -1) if read.entry == -1 else read.entry

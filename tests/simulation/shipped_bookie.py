@@ -29,7 +29,7 @@ from dlog.machine import Effect, Fact, Received, Send, SetTimer, TimerFired
 from dlog.model.ids import EntryId, LedgerId
 from dlog.options import draw
 from dlog.wire.bookie import AddEntry, BatchRead, BatchReadDone, Code, EntryAdded, EntryRead, ReadEntry
-from dlog.wire.bookie_v3_messages import ReadWithLac, ReadWithLacDone
+from dlog.wire.bookie_v3_messages import LacRead, ReadLac, ReadWithLac, ReadWithLacDone
 from dlog.wire.digest import ENTRY_HEAD
 from tests.simulation.bookie_model import Ailments
 
@@ -91,6 +91,8 @@ class ShippedBookie:
             return EntryRead(message.ledger, message.entry, Code.IO_ERROR, b"", message.fence)
         elif isinstance(message, ReadWithLac) and self.ailments.is_ill():
             return ReadWithLacDone(message.ledger, message.entry, Code.TOO_MANY_REQUESTS)
+        elif isinstance(message, ReadLac) and self.ailments.is_ill():
+            return LacRead(message.ledger, Code.IO_ERROR)
         elif isinstance(message, BatchRead) and self.ailments.is_ill():
             return BatchReadDone(message.ledger, message.start, message.request, Code.IO_ERROR)
         return None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dlog.io.bookie_client import BookieClientOptions
 from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 from dlog.io.ledgers import Ledgers
 from dlog.io.rebalance import rebalance
@@ -21,6 +22,7 @@ from tests.integration.recovery.polling import LIMIT_S
 
 pytestmark = pytest.mark.zookeeper
 
+PATIENT = BookieClientOptions(request_timeout_s=60.0)
 E333 = Quorum(ensemble=3, write=3, ack=3)
 PAYLOAD = b"x" * 65536
 ENTRIES = 16
@@ -72,7 +74,7 @@ async def until_bytes(cluster: BookieCluster, bookie: BookieId, most: int) -> No
 async def test_space_comes_back_where_ledgers_were_moved_from_and_they_can_move_back(cluster: BookieCluster) -> None:
     size = ENTRIES * len(PAYLOAD)
     async with (
-        cluster.ledgers() as ledgers,
+        cluster.ledgers(transport=PATIENT) as ledgers,
         await ZooKeeperMetadata.connect(cluster.hosts, cluster.namespace) as metadata,
     ):
         closed = [await write(ledgers) for _ in range(LEDGERS)]
@@ -101,7 +103,7 @@ async def test_space_comes_back_where_ledgers_were_moved_from_and_they_can_move_
 
         cluster.bookies[0].kill()
         await asyncio.to_thread(cluster.bookies[0].start)
-        async with cluster.ledgers() as again:
+        async with cluster.ledgers(transport=PATIENT) as again:
             assert await named(again, closed, old) == LEDGERS
         await opened.append((PAYLOAD,))
         await opened.close()
