@@ -10,11 +10,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
+import random
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from actors.bookie.connection import Connection
+from actors.bookie.other_copies import ClusterCopies, cluster_copies
 from actors.bookie.readiness import BookieReadiness
 from actors.bookie.running import BookieEnvironment
 from actors.bookie.running import run as run_bookie
@@ -29,6 +32,8 @@ from dlog.io.listening import listening_socket
 from dlog.io.metadata import BookieInfo
 from dlog.io.threads import RealThreads
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.ledger.ledger_options import LedgerOptions
+from dlog.model.ids import BookieId
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,16 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logs.tell(settings.configured("bookie", options, config))
         if ignored := settings.ignored_variables():
             _tell(VariablesIgnored(ignored))
-        await serve(options)
+        section = settings.load(LedgerOptions, "ledger", config, {})
+        logs.tell(settings.configured("ledger", section, config))
+        await serve(options, section)
         return 0
 
     process.use_batch_scheduling()
     return process.run(run)
 
 
-async def serve(options: BookieOptions) -> None:
-    """Run until SIGTERM. Raises the errors of `running.run`, and ConfigError if the port cannot be bound or the
-    certificate cannot be used."""
+async def serve(options: BookieOptions, section: LedgerOptions) -> None:
+    """Run until SIGTERM. section: [ledger], for connections to other bookies. Raises the errors of `running.run`, and
+    ConfigError if the port cannot be bound or the certificate cannot be used."""
     stopping = process.stop_event(_tell)
     context = (
         tls.server_context(options.tls_certificate, options.tls_key, options.tls_client_ca)
@@ -61,6 +68,7 @@ async def serve(options: BookieOptions) -> None:
     address = options.advertise or join_host_port(process.reachable_host(options.host), listener.getsockname()[1])
     loop = asyncio.get_running_loop()
     readiness = BookieReadiness(stopping)
+    zookeeper: ZooKeeperMetadata | None = None
 
     async def listen(connect: Callable[[], Connection]) -> local_transport.ServerGroup:
         server = await loop.create_server(connect, sock=listener, backlog=1024)
@@ -70,9 +78,16 @@ async def serve(options: BookieOptions) -> None:
 
     @contextlib.asynccontextmanager
     async def metadata() -> AsyncIterator[BookieMetadata]:
+        nonlocal zookeeper
         async with await ZooKeeperMetadata.connect(options.zookeeper, options.namespace) as connected:
-            readiness.metadata = connected
+            readiness.metadata = zookeeper = connected
             yield connected
+
+    @contextlib.asynccontextmanager
+    async def others(bookie: BookieId) -> AsyncIterator[ClusterCopies]:
+        assert zookeeper is not None, "it is connected first"
+        async with cluster_copies(zookeeper, bookie, section, random.Random(os.urandom(8))) as copies:
+            yield copies
 
     def on_ready(info: BookieInfo) -> None:
         readiness.bookie = info.bookie
@@ -85,6 +100,7 @@ async def serve(options: BookieOptions) -> None:
         listen=listen,
         address=address,
         tls=context,
+        others=others,
     )
     with contextlib.ExitStack() as stack:
         stack.callback(listener.close)
@@ -120,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m actors.bookie", description="Run a dlog bookie (storage server).", allow_abbrev=False
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML file; its section [bookie] is used")
+    parser.add_argument("--config", metavar="FILE", help="TOML file; its sections [bookie] and [ledger] are used")
     parser.add_argument("--log-format", choices=("json", "text"))
     settings.add_flags(parser, BookieOptions)
     return parser

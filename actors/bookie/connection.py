@@ -6,6 +6,8 @@ Invariants:
 - each request but an add counts as a read until it is answered, or is a long poll that waits. Few of those may wait;
 - a connection becomes a TLS one only while no other request of it waits and no byte has come behind START_TLS: what was
   sent in plain text never counts as sent under TLS;
+- with `tls_required` no request reaches the state machine before the connection is a TLS one: it is answered with the
+  status that BookKeeper's bookies give to a client which has not authenticated itself (EUA);
 - a client that half-closes gets every pending response before the connection ends; its long polls end at once.
   Under TLS the connection ends at once.
 """
@@ -22,11 +24,28 @@ from typing import Any, cast
 from actors.bookie.v3_exchange import V3Exchange
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ProtocolError
+from dlog.hostport import join_host_port
 from dlog.io.receive_buffers import buffer_for, received
 from dlog.machine import Peer
-from dlog.wire.bookie import AddEntry, Code, EntryAdded, Unsupported, encode_added, encode_response
+from dlog.wire.bookie import (
+    AddEntry,
+    BatchRead,
+    BatchReadDone,
+    Code,
+    Collect,
+    CollectionReport,
+    CollectionState,
+    EntriesSummarized,
+    EntryAdded,
+    EntryRead,
+    ReadEntry,
+    SummarizeEntries,
+    Unsupported,
+    encode_added,
+    encode_response,
+)
 from dlog.wire.bookie_port import PortRequest, RequestDecoder
-from dlog.wire.bookie_v3 import EBADREQ, V3Request, refusal
+from dlog.wire.bookie_v3 import EBADREQ, EUA, V3Request, refusal
 from dlog.wire.bookie_v3_messages import ReadWithLac, ReadWithLacDone, StartTls, TlsStarted
 from dlog.wire.bookie_v3_responses import encode_v3_response
 from dlog.wire.framing import Buffer
@@ -44,7 +63,7 @@ class Connection(asyncio.BufferedProtocol):
     adds must wait; `resume` is called when that ends. on_eof: the client sends nothing more, end its long polls.
     count_bytes: called with each change in bytes of incomplete frames; False: all connections together hold too many,
     close this one. is_refused: over the limit, close at once. upgrade: called to have `start_tls` run; None: the bookie
-    has no certificate.
+    has no certificate. on_plain: called with the client's address when a request is refused as it came in plain text.
     """
 
     __slots__ = (
@@ -58,6 +77,7 @@ class Connection(asyncio.BufferedProtocol):
         "_lost",
         "_on_eof",
         "_on_lost",
+        "_on_plain",
         "_options",
         "_out",
         "_out_bytes",
@@ -65,6 +85,7 @@ class Connection(asyncio.BufferedProtocol):
         "_owed",
         "_owed_reads",
         "_reading",
+        "_refuses_plain",
         "_settle",
         "_take",
         "_taking",
@@ -89,6 +110,7 @@ class Connection(asyncio.BufferedProtocol):
         count_bytes: Callable[[int], bool],
         is_refused: bool = False,
         upgrade: Callable[[Connection], None] | None = None,
+        on_plain: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._options = options
         self._take = take
@@ -115,6 +137,8 @@ class Connection(asyncio.BufferedProtocol):
         self._is_refused = is_refused
         self._upgrade = upgrade
         self._under_tls = False
+        self._on_plain = on_plain
+        self._refuses_plain = options.tls_required  # until TLS has begun
         self._transport: asyncio.Transport
 
     # ---- called by the loop ------------------------------------------------------------------------------------------
@@ -287,6 +311,10 @@ class Connection(asyncio.BufferedProtocol):
             and self._owed_reads < options.connection_reads_max
         ):
             request = inbox[0]
+            if self._refuses_plain and not _begins_tls(request):
+                inbox.popleft()
+                self._refuse_plain(request)
+                continue
             if request.__class__ is AddEntry:
                 if self._is_congested():
                     break
@@ -320,11 +348,26 @@ class Connection(asyncio.BufferedProtocol):
         if self._owed or self._out or self._inbox or self._decoder.frames.have:
             self._transport.abort()  # these were, or would be, plain text on a connection that counts as encrypted
             return
-        self._under_tls = True
+        self._under_tls, self._refuses_plain = True, False
         self._waits_since_s = asyncio.get_running_loop().time()
         self._transport.pause_reading()  # what comes next belongs to the handshake, which resumes it
         self._transport.writelines(encode_v3_response(request.call, TlsStarted(Code.OK)))
         self._upgrade(self)
+
+    def _refuse_plain(self, request: PortRequest) -> None:
+        """Answer EUA to a request that did not come under TLS; v2 has no such answer to some, which end the
+        connection."""
+        name = self._transport.get_extra_info("peername")
+        self._on_plain(join_host_port(*name[:2]) if isinstance(name, tuple) else "")
+        refused = _refused(request)
+        if refused is None:
+            self._inbox.clear()
+            self._transport.abort()
+            return
+        self._owed += 1
+        if refused.__class__ is not EntryAdded:
+            self._owed_reads += 1
+        self.send(refused)
 
     def _take_v3(self, request: V3Request) -> None:
         exchange, message = V3Exchange(request, self), request.message
@@ -345,3 +388,28 @@ class Connection(asyncio.BufferedProtocol):
     def _close_if_done(self) -> None:
         if not self._owed and not self._inbox and not self._out and not self._lost:
             self._transport.close()
+
+
+def _begins_tls(request: PortRequest) -> bool:
+    return isinstance(request, V3Request) and isinstance(request.message, StartTls)
+
+
+def _refused(request: PortRequest) -> Any:
+    """The answer to a request of a client that must use TLS; None: there is none."""
+    code = Code.UNAUTHORIZED
+    match request:
+        case V3Request():
+            return Unsupported(refusal(request.call.header, EUA))
+        case AddEntry():
+            return EntryAdded(request.ledger, request.entry, code)
+        case ReadEntry():
+            return EntryRead(request.ledger, request.entry, code, b"", request.fence)
+        case BatchRead():
+            return BatchReadDone(request.ledger, request.start, request.request, code)
+        case SummarizeEntries():
+            return EntriesSummarized(request.ledger, request.first, request.request, code)
+        case Collect():
+            return CollectionReport(request.number, CollectionState.UNKNOWN, code=code)
+        case Unsupported():
+            return request
+    return None

@@ -12,9 +12,10 @@ import asyncio
 import secrets
 import ssl
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 
+from actors.bookie.moved_copies import OtherCopies
 from actors.bookie.server import BookieMetadata, BookieServer, DiskFailedError, Listen
 from dlog.bookie.events import BookieStarted, JournalsRemoved
 from dlog.bookie.garbage_collection import GarbageCollector
@@ -41,7 +42,8 @@ class BookieEnvironment:
     """Environment of a bookie: disk, threads, metadata and network.
 
     connect: opens the metadata store, after the directories are locked. listen: see server.py; address: its host:port
-    as advertised. tls: the bookie's certificate, if it has one.
+    as advertised. tls: the bookie's certificate, if it has one. others: opens the look at copies on other bookies, for
+    the bookie of this id; None: copies that were moved there are kept here, too.
     """
 
     disk: Disk
@@ -51,6 +53,7 @@ class BookieEnvironment:
     address: str
     tls: ssl.SSLContext | None = None
     random_bits: Callable[[int], int] = secrets.randbits
+    others: Callable[[BookieId], AbstractAsyncContextManager[OtherCopies]] | None = None
 
 
 async def run(
@@ -101,13 +104,18 @@ async def run(
                 tell(BookieStarted(bookie, environment.address, server.machine.ledgers))
                 on_ready(info)
 
-            with connection_events(metadata, tell):
+            async with AsyncExitStack() as stack:
+                stack.enter_context(connection_events(metadata, tell))
+                others = None
+                if environment.others is not None and options.gc_moved_s:
+                    others = await stack.enter_async_context(environment.others(bookie))
                 await server.run(
                     environment.listen,
                     stopping,
                     metadata=metadata,
                     info=info,
                     collector=collector,
+                    others=others,
                     known=known,
                     on_ready=ready,
                 )

@@ -20,17 +20,21 @@ from typing import Any, Protocol
 
 from actors.bookie.collection import CollectionMetadata, GarbageCollection
 from actors.bookie.connection import Connection
+from actors.bookie.moved_copies import MovedCopiesCollection, OtherCopies
 from dlog.bookie.bookie import Bookie
-from dlog.bookie.events import BookieRefused
+from dlog.bookie.events import BookieRefused, PlainRefused
 from dlog.bookie.garbage_collection import GarbageCollector, MarkRecord
 from dlog.bookie.messages import (
     CheckpointDue,
     CollectAsked,
     CollectDue,
     CollectionResult,
+    CopiesToFree,
     Fetch,
     Flush,
     Flushed,
+    IndexRewritten,
+    IndexWithout,
     InputEnded,
     LedgersNew,
     ListStored,
@@ -61,10 +65,11 @@ from dlog.machine import (
     Token,
     Versioned,
 )
-from dlog.model.ids import BookieId
+from dlog.model.ids import BookieId, LedgerId
 from dlog.wire.bookie import Code, CollectionReport, CollectionState
 from dlog.wire.bookie_v3_messages import SpaceTold
 
+PLAIN_TOLD_S = 60.0  # between two events of refused plain connections
 ABANDON_S = 2.0  # to wait for threads that may hang in a failed disk
 
 
@@ -114,7 +119,12 @@ class BookieServer:
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self.machine = Bookie(
-            options, opened.rows, limbo=opened.limbo, gone=opened.dirs.gone(), journals=len(opened.journals)
+            options,
+            opened.rows,
+            limbo=opened.limbo,
+            gone=opened.dirs.gone(),
+            moved=opened.dirs.moved(),
+            journals=len(opened.journals),
         )
         opened.rows = []
         self._disk = BookieDisk(
@@ -131,6 +141,7 @@ class BookieServer:
         self._dirty: list[Connection] = []
         self._connections: dict[Connection, None] = {}  # in order of arrival, so that runs are repeatable
         self._received_bytes = 0  # of incomplete frames, all connections
+        self._plain_untold_s = 0.0  # until then no refused plain connection is told
         self._closing = False  # no client is left, and the disk workers stop
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
@@ -140,12 +151,14 @@ class BookieServer:
         self._collect_now = asyncio.Event()  # a collection is due
         self._ledgers_new = asyncio.Event()  # the state machine has new ledgers
         self._collection: GarbageCollection | None = None
+        self._rewriting: asyncio.Future[IndexRewritten] | None = None  # of the index without moved copies
         self._perform_by_class: dict[type[Any], Callable[[Any], None]] = {
             Send: self._perform_send,
             Persist: self._perform_persist,
             Fetch: self._disk.fetch,
             Flush: self._disk.flush,
             MarkLedgersDeleted: self._disk.bury,
+            IndexWithout: self._disk.drop_entries,
             CollectDue: lambda _: self._collect_now.set(),
             CollectAsked: self._perform_collect_asked,
             LedgersNew: lambda _: self._ledgers_new.set(),
@@ -169,13 +182,15 @@ class BookieServer:
         metadata: BookieMetadata | None = None,
         info: BookieInfo | None = None,
         collector: GarbageCollector | None = None,
+        others: OtherCopies | None = None,
         known: CookieCheck | None = None,
         on_ready: Callable[[], None],
     ) -> None:
         """Serve until `stopping` is set, then drain: answer accepted requests, checkpoint, close.
 
         metadata, info: where and how to register. on_ready: called once clients can find this bookie. collector:
-        decides which ledgers are deleted; None: all are kept. known: checks before each registration, also in later
+        decides which ledgers are deleted; None: all are kept. others: copies on other bookies; None: copies that were
+        moved there are kept here, too. known: checks before each registration, also in later
         sessions, that the cluster still knows the bookie; it ends with the CookieError that this raises. Raises
         DiskFailedError; everything acknowledged is then in the storage, and the next start replays it.
         """
@@ -203,6 +218,10 @@ class BookieServer:
                     ]
                     if collector is not None and not self.machine.may_lack_data:
                         tasks.append(task_group.create_task(self._collect(metadata, info, collector), name="bookie gc"))
+                        if others is not None and self._options.gc_moved_s:
+                            instance = await metadata.instance_id()
+                            moved = self._free_moved(metadata, info, instance, others)
+                            tasks.append(task_group.create_task(moved, name="bookie moved copies"))
                 on_ready()
                 await stopping.wait()
                 server.close()
@@ -340,6 +359,31 @@ class BookieServer:
         except BaseExceptionGroup as group:
             raise DiskFailedError(f"the bookie failed, restart it to recover: {group.exceptions[0]!r}") from group
 
+    async def _free_moved(
+        self, metadata: CollectionMetadata, info: BookieInfo, instance: str, others: OtherCopies
+    ) -> None:
+        def perform(fact: Any) -> None:
+            self._perform(fact)
+            self._settle()
+
+        async def drop(fact: CopiesToFree) -> frozenset[LedgerId]:
+            self._rewriting = self._loop.create_future()
+            perform(fact)
+            rewritten = await self._rewriting
+            return frozenset(map(LedgerId, fact.ledgers - (set(rewritten.ledgers) - rewritten.failed)))
+
+        await MovedCopiesCollection(
+            self._options,
+            metadata,
+            info.bookie,
+            instance,
+            self.machine,
+            others,
+            perform=perform,
+            drop=drop,
+            tell=self._tell,
+        ).run()
+
     async def _drain_and_checkpoint(self) -> None:
         """Answer all accepted requests and write the cache to the index, so that the next start replays nothing."""
         for connection in list(self._connections):
@@ -373,9 +417,16 @@ class BookieServer:
             count_bytes=self._count_received,
             is_refused=len(self._connections) >= self._options.connections_max,
             upgrade=self._upgrade if self._tls is not None else None,
+            on_plain=self._plain_refused,
         )
         self._connections[connection] = None
         return connection
+
+    def _plain_refused(self, client: str) -> None:
+        now_s = self._loop.time()
+        if now_s >= self._plain_untold_s:
+            self._plain_untold_s = now_s + PLAIN_TOLD_S
+            self._tell(PlainRefused(client))
 
     def _upgrade(self, connection: Connection) -> None:
         if self._tls is None:
@@ -422,6 +473,8 @@ class BookieServer:
             fact = self._disk.heard(facts.popleft())
             if fact is not None:
                 self._perform(fact)
+                if isinstance(fact, IndexRewritten) and self._rewriting is not None and not self._rewriting.done():
+                    self._rewriting.set_result(fact)
                 if isinstance(fact, Flushed):
                     self._flushed.set()
                     for connection in tuple(self._connections):

@@ -16,6 +16,9 @@ Invariants:
 - A collected ledger never accepts an add again, from any client and with any key: its fence outlives it, for a writer
   may still exist. Its id stays known (entry -1 is NO_ENTRY), so that it is not assigned again.
 - A ledger is collected only while none of its records is being persisted.
+- Of a sealed ledger (dlog/bookie/moved_copies.py) no entry is taken. Its entries are removed only while all of them are
+  in the index and none is being read; the ledger stays known, and fenced. Until it has entries again, none is denied:
+  who asks has old metadata.
 - An explicit LAC is answered once it is durable, and read only then; a force of a ledger once all earlier records in
   its journal are.
 
@@ -50,9 +53,14 @@ from dlog.bookie.messages import (
     CheckpointDue,
     CollectAsked,
     CollectDue,
+    CopiesToFree,
+    CopiesToSeal,
+    CopiesToUnseal,
     Fetched,
     Flush,
     Flushed,
+    IndexRewritten,
+    IndexWithout,
     InputEnded,
     LedgersMarkedDeleted,
     LedgersNew,
@@ -112,8 +120,9 @@ _RECORD_COST = 128  # memory of a waiting record beside its payload, in bytes
 
 
 class Bookie:
-    """The state machine. `rows`: ledgers found by a restart; `gone`: collected ledgers; `limbo`: data may have been
-    lost, so the bookie never denies an entry; `journals`: how many it has.
+    """The state machine. `rows`: ledgers found by a restart; `gone`: collected ledgers; `moved`: ledgers whose entries
+    were once removed since they were moved away; `limbo`: data may have been lost, so the bookie never denies an entry;
+    `journals`: how many it has.
     """
 
     def __init__(
@@ -123,11 +132,15 @@ class Bookie:
         *,
         limbo: bool = False,
         gone: Iterable[int] = (),
+        moved: Iterable[int] = (),
         journals: int = 1,
     ) -> None:
         self._options = options
         self._limbo = limbo
         self._gone = IdSet(gone)
+        self._moved = IdSet(moved)
+        self._sealed: set[int] = set()
+        self._freeing: dict[int, Ledger] = {}  # as they were, until the disk confirms or fails
         self._new: set[int] = set()  # first seen since `take_new`, or restored and never seen in metadata
         self._burying: dict[int, Ledger] = {}  # counted as collected, until the disk confirms or fails
         self._ledgers = {row.ledger: restored(row) for row in rows}
@@ -152,6 +165,10 @@ class Bookie:
             SeenInMetadata: self._seen_in_metadata,
             LedgersToDelete: self._bury_due,
             LedgersMarkedDeleted: self._buried,
+            CopiesToSeal: self._seal,
+            CopiesToUnseal: self._unseal,
+            CopiesToFree: self._free_copies,
+            IndexRewritten: self._copies_freed,
             TimerFired: self._timer_fired,
             PeerLost: self._peer_lost,
             InputEnded: self._input_ended,
@@ -208,6 +225,10 @@ class Bookie:
         """Each ledger with the mark chain under which metadata had it (dlog/bookie/garbage_collection.py), 0: never."""
         return {number: ledger.seen for number, ledger in self._ledgers.items()}
 
+    def with_entries(self) -> list[int]:
+        """The ledgers with entries, but none that may lack some."""
+        return [] if self._limbo else [number for number, ledger in self._ledgers.items() if ledger.last >= 0]
+
     def take_new(self) -> set[int]:
         """Return the ledgers first seen since the last call."""
         taken, self._new = self._new, set()
@@ -258,6 +279,8 @@ class Bookie:
                 return Code.UNAUTHORIZED
             if ledger.fenced and not m.recovery:
                 return Code.FENCED
+            if m.ledger in self._sealed:
+                return Code.READ_ONLY if m.recovery else Code.FENCED
             token = ledger.adding.get(entry)
             if token is not None:
                 stored = self._waiting.find(token).stored
@@ -421,6 +444,8 @@ class Bookie:
             return Code.OK  # a collected ledger stays fenced
         if ledger is not None and not ledger.admits(m.master_key):
             return Code.UNAUTHORIZED
+        if m.ledger in self._sealed:
+            return Code.TOO_MANY_REQUESTS  # it is closed
         if ledger is None or (not ledger.fence_durable and ledger.fence_token == NEVER):
             size = len(m.master_key) + _RECORD_COST
             if self.waiting_bytes and self.waiting_bytes + size > 2 * self._options.journal_waiting_bytes_max:
@@ -451,7 +476,7 @@ class Bookie:
         """Return the reply to send now, or None if the LAC is being persisted. A fence does not refuse it."""
         if m.ledger < 0 or m.lac < -1:
             return Code.BAD_REQUEST
-        if self.read_only:
+        if self.read_only or m.ledger in self._sealed:
             return Code.READ_ONLY
         ledger = self._ledgers.get(m.ledger)
         if ledger is None and m.ledger in self._gone:
@@ -549,6 +574,8 @@ class Bookie:
             self._park(token, peer, parked)
             return None
         if entry < 0 or entry > ledger.last:
+            if ledger.last < 0 and number in self._moved:
+                return Code.TOO_MANY_REQUESTS  # neither yes nor no: by metadata others hold it
             return Code.IO_ERROR if self._limbo else Code.NO_ENTRY
         return self._stored.find(number, entry, resume, waiter, out, alone=alone, wanted=wanted)
 
@@ -613,6 +640,56 @@ class Bookie:
                 self._gone.discard(number)
             else:
                 self._dirty.pop(number, None)
+
+    # ---- copies that were moved away ---------------------------------------------------------------------------------
+
+    def is_sealed(self, ledger: int) -> bool:
+        """Whether entries of the ledger are refused until its copies are freed."""
+        return ledger in self._sealed
+
+    def _is_in_index(self, number: int, ledger: Ledger) -> bool:
+        """Whether all records of the ledger are in the index, none is on its way there, and none is being read."""
+        flush = self._flush
+        return (
+            not ledger.adding
+            and ledger.fence_token == ledger.lac_token == NEVER
+            and number not in self._dirty
+            and not self._cache.entries_of(number)
+            and (flush is None or all(row.ledger != number for row in flush.rows))
+            and not self._stored.is_reading(number)
+        )
+
+    def _seal(self, fact: CopiesToSeal, _: list[Any]) -> None:
+        ledger = self._ledgers.get(fact.ledger)
+        if ledger is not None and not self._limbo and self._is_in_index(fact.ledger, ledger):
+            self._sealed.add(fact.ledger)
+
+    def _unseal(self, fact: CopiesToUnseal, _: list[Any]) -> None:
+        self._sealed.discard(fact.ledger)
+
+    def _free_copies(self, fact: CopiesToFree, out: list[Any]) -> None:
+        rows: list[LedgerRow] = []
+        for number in sorted(fact.ledgers & self._sealed):
+            old = self._ledgers.get(number)
+            if old is None or not self._is_in_index(number, old):
+                self._sealed.discard(number)
+                continue
+            self._freeing[number] = old
+            left = LedgerRow(number, old.master_key, True, -1, -1, old.seen, b"")
+            self._ledgers[number] = restored(left)
+            rows.append(left)
+        out.append(IndexWithout(tuple(rows)))
+
+    def _copies_freed(self, fact: IndexRewritten, _: list[Any]) -> None:
+        for number in fact.ledgers:
+            old = self._freeing.pop(number)
+            self._sealed.discard(number)
+            if number not in fact.failed:
+                self._moved.update((number,))
+            elif number in self._ledgers:  # else it was collected meanwhile
+                old.seen = self._ledgers[number].seen
+                self._ledgers[number] = self._dirty[number] = old
+        self._stored.forget(set(fact.ledgers) - fact.failed)
 
     # ---- space -------------------------------------------------------------------------------------------------------
 

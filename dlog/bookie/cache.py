@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Container
 from typing import NamedTuple
 
 from dlog.wire.framing import Buffer
@@ -89,6 +90,11 @@ class ReadCache:
         while self.bytes > self._bytes_max and self._entries:
             _, oldest = self._entries.popitem(last=False)
             self.bytes -= len(oldest) + _ENTRY_OVERHEAD
+
+    def forget(self, ledgers: Container[int]) -> None:
+        """Drop the entries of these ledgers."""
+        for key in [key for key in self._entries if key[0] in ledgers]:
+            self.bytes -= len(self._entries.pop(key)) + _ENTRY_OVERHEAD
 
     def get(self, ledger: int, entry: int) -> bytes | None:
         key = (ledger, entry)

@@ -35,6 +35,16 @@ class BookieRefused(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PlainRefused(Event):
+    """With `tls_required` the bookie refused a request of a client that did not begin TLS; told once a minute at most.
+    client: its address, empty on the Unix socket."""
+
+    name: ClassVar[str] = "bookie.plain_refused"
+    level: ClassVar[str] = "warning"
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
 class EntryDamaged(Event):
     """A stored entry does not verify; the request got an I/O error."""
 
@@ -154,8 +164,20 @@ class LedgersCollected(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class MovedCopiesFreed(Event):
+    """The bookie looked for closed ledgers whose copies were moved to other bookies, and removed its own entries of
+    them. kept: ledgers whose copies it kept for now; why: the most frequent reason."""
+
+    name: ClassVar[str] = "copies.freed"
+    ledgers: int
+    kept: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class CollectionFailed(Event):
-    """The disk is too full to record deleted ledgers, or an entry log's table of contents is damaged."""
+    """The disk is too full to record deleted ledgers or to rewrite the index without moved copies, or an entry log's
+    table of contents, or the index, is damaged."""
 
     name: ClassVar[str] = "collection.failed"
     level: ClassVar[str] = "error"

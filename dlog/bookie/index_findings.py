@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class FindingKind(enum.StrEnum):
     """Kinds of findings. `NOTES` need no action; `REBUILT` are repaired from the entry logs."""
 
-    LIST = "list"  # MANIFEST or GONE is missing or damaged
+    LIST = "list"  # MANIFEST, GONE or MOVED is missing or damaged
     RUN = "run"  # an index run is missing or damaged as a whole: ledger states are lost
     CHUNK = "chunk"  # a part of an index run does not verify
     NOWHERE = "nowhere"  # index rows that point to no place in an entry log

@@ -1,7 +1,7 @@
 """Messages between the bookie's state machine and its storage, beside Persist and Persisted.
 
-Effects: Fetch, ListStored, SummarizeStored, Flush, MarkLedgersDeleted, CollectDue, CollectAsked, LedgersNew,
-SpaceAsked, PollWaits.
+Effects: Fetch, ListStored, SummarizeStored, Flush, MarkLedgersDeleted, IndexWithout, CollectDue, CollectAsked,
+LedgersNew, SpaceAsked, PollWaits.
 Facts: the others, except CollectionResult. A Fetch, ListStored or SummarizeStored is known by its token, a Flush by its
 number.
 """
@@ -184,6 +184,45 @@ class MarkLedgersDeleted:
     `LedgersMarkedDeleted`."""
 
     ledgers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesToSeal:
+    """Fact: take no more entries of this ledger, whose copies are moved away (dlog/bookie/moved_copies.py), unless some
+    of it is not in the index yet: `Bookie.is_sealed` says so."""
+
+    ledger: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesToUnseal:
+    """Fact: take entries of this ledger again."""
+
+    ledger: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesToFree:
+    """Fact: the entries of these sealed ledgers are not needed here any more. Result: an IndexWithout of those that are
+    idle; the seals of the others end."""
+
+    ledgers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexWithout:
+    """Effect: remove all entries of these ledgers from the index, and store these states. Result:
+    `IndexRewritten`."""
+
+    rows: tuple[LedgerRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRewritten:
+    """Fact: that is durable, except for `failed`, which are unchanged, for lack of space or by damage."""
+
+    ledgers: tuple[int, ...]
+    failed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,15 @@ class BookieOptions:
     tcp_only: bool = option(False, "offer no Unix socket to processes on this machine")
     http_port: int = option(0, "port of /metrics, /live and /ready; 0: none")
 
-    # TLS, for clients that send START_TLS; others are served in plain text
+    # TLS, for clients that send START_TLS; others are served in plain text unless tls_required
     tls_certificate: str = option("", "PEM file of the bookie's certificate and its chain; empty: no TLS")
     tls_key: str = option("", "PEM file of the certificate's private key, without a password")
     tls_client_ca: str = option(
         "", "PEM file of the authorities whose certificates clients must show under TLS; empty: clients need none"
+    )
+
+    tls_required: bool = option(
+        False, "refuse every request that does not come under TLS, also by the Unix socket; needs tls_certificate"
     )
 
     # journal
@@ -110,10 +114,15 @@ class BookieOptions:
         256 * MiB, "free space down to which recovery and high-priority adds are taken"
     )
 
-    # garbage collection of ledgers that metadata no longer has
+    # garbage collection of ledgers that metadata no longer has, and of copies that were moved away
     gc_s: float = option(600.0, "time between garbage collections; every 30 s while the disk is nearly full; 0: never")
     gc_look_s: float = option(
         10.0, "time between two marks in metadata, after which ledgers new on this bookie may be collected"
+    )
+    gc_moved_s: float = option(
+        86_400.0,
+        "time between two looks for closed ledgers whose copies a repair, decommission or rebalance moved to other "
+        "bookies; the second look that finds one frees its copies here. 0: they are kept until the ledger is deleted",
     )
     gc_minor_share: float = option(
         0.2, "live share of a full entry log, below which it is compacted after each collection"
@@ -130,6 +139,8 @@ class BookieOptions:
     def __post_init__(self) -> None:
         if self.gc_s < 0 or self.gc_look_s <= 0:
             raise ValueError(f"gc_s must not be negative and gc_look_s must be positive: gc_s={self.gc_s}")
+        if self.gc_moved_s < 0:
+            raise ValueError(f"gc_moved_s must not be negative: value={self.gc_moved_s}")
         if not 0 <= self.gc_minor_share <= self.gc_major_share < 1:
             raise ValueError("gc_minor_share must not exceed gc_major_share, which must be below 1")
         if self.gc_reserve_bytes < 0:
@@ -144,6 +155,8 @@ class BookieOptions:
             raise ValueError("tls_certificate and tls_key must be given together")
         if self.tls_client_ca and not self.tls_certificate:
             raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+        if self.tls_required and not self.tls_certificate:
+            raise ValueError("tls_required needs tls_certificate and tls_key")
         port_number(self, "port", "http_port")
         check_positive(
             self, "checkpoint_s", "disk_check_s", "frame_s", "connections_max", "ledgers_max", "reads_waiting_max"

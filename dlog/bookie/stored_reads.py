@@ -9,7 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,14 @@ class StoredReads:
         """Return the packet if it is in a cache."""
         packet = self._cache.get(ledger, entry)
         return packet if packet is not None else self._read_cache.get(ledger, entry)
+
+    def is_reading(self, ledger: int) -> bool:
+        """Whether an entry of the ledger is being read from disk."""
+        return ledger in self._fetches_of
+
+    def forget(self, ledgers: Container[int]) -> None:
+        """Drop entries of these ledgers, none of which is being read, from the read cache."""
+        self._read_cache.forget(ledgers)
 
     def fetched(self, fact: Fetched, out: list[Any]) -> None:
         """The disk has answered."""

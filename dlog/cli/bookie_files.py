@@ -48,10 +48,11 @@ def fsck(directory: str, journal_dirs: str, ledger_dirs: str, repair: bool, as_j
     bookie. Exit 1 if something is wrong; notes (the last four) need no action.
 
     \b
-    list       MANIFEST or GONE is missing or damaged; nothing else can be checked
-    run        an index file, or a part of an index db, is lost, with keys and fences
-               of ledgers; --repair rebuilds it, and the bookie is read-only then
-    chunk      a part of an index file does not verify; --repair rebuilds it
+    list       MANIFEST, GONE or MOVED is missing or damaged; nothing else can be checked
+    run        an index file, or states of ledgers in an index db, are lost, with keys
+               and fences; --repair rebuilds it, and the bookie is read-only then
+    chunk      a part of an index file, or entries of an index db, do not verify;
+               --repair rebuilds it; with an index db the bookie is read-only then
     nowhere    index rows that point to no place in an entry log; --repair points
     elsewhere  ... or to other bytes             them to a good copy, if there is one
     missing    entries that the index does not lead to; --repair adds them

@@ -57,14 +57,27 @@ from dlog.wire.bookie_v3_asking import (
     encode_v3_request,
     response_to,
 )
-from dlog.wire.bookie_v3_messages import ForceLedger, LedgerForced, ListEntries, ReadWithLac, ReadWithLacDone
+from dlog.wire.bookie_v3_messages import (
+    ForceLedger,
+    LacRead,
+    LacWritten,
+    LedgerForced,
+    ListEntries,
+    ReadLac,
+    ReadWithLac,
+    ReadWithLacDone,
+    WriteLac,
+)
 from dlog.wire.framing import Buffer, Decoder
 
 Resolve = Callable[[BookieId], tuple[str, int] | None]
 Question = tuple[int, int, int]  # key that matches a response: operation, ledger, entry or request number
 
 _ADD, _READ, _BATCH, _SUMMARY, _TAIL, _FORCE = 1, 2, 3, 4, 5, 6
-_ClientResponse = EntryAdded | EntryRead | BatchReadDone | EntriesSummarized | ReadWithLacDone | LedgerForced
+_OnlyV3 = ReadWithLac | ForceLedger | WriteLac | ReadLac
+_ClientResponse = (
+    EntryAdded | EntryRead | BatchReadDone | EntriesSummarized | ReadWithLacDone | LedgerForced | LacWritten | LacRead
+)
 _CONNECTIONS_LOST = metrics.BOOKIE_CONNECTIONS_LOST
 _TIMEOUTS = metrics.BOOKIE_TIMEOUTS
 _LAGGING = metrics.BOOKIE_LAGGING
@@ -122,7 +135,7 @@ class BookieRequester:
         self.post: Callable[[Fact], None] = _drop_fact
 
     def send(self, peer: Peer, message: Any) -> None:
-        """Send a request of dlog/wire/bookie.py to a BookieId; on v3 also ReadWithLac or ForceLedger, but no batch read
+        """Send a request of dlog/wire/bookie.py to a BookieId; on v3 also one of _OnlyV3, but no batch read
         and no summary. Raises ConnectionLostError during back-off."""
         bookie: BookieId = peer  # type: ignore[assignment]  # the peers of a ledger machine are BookieIds
         client = self._client
@@ -237,7 +250,7 @@ class BookieClient:
             self._txn += 1
             buffers = encode_v3_request(message, self._txn)
         else:
-            assert not isinstance(message, ReadWithLac | ForceLedger), "v2 has no such request"
+            assert not isinstance(message, _OnlyV3), "v2 has no such request"
             buffers = encode_request(message)
         size = sum(map(len, buffers))
         if size <= _JOINED_BYTES_MAX:
@@ -363,7 +376,7 @@ class _Connection(asyncio.BufferedProtocol):
                 self.deferring[asker] = None
         elif isinstance(message, ReadEntry):
             question = (_READ, message.ledger, message.entry)
-        elif isinstance(message, ReadWithLac | ForceLedger):
+        elif isinstance(message, _OnlyV3):
             self._numbered += 1
             question = (_FORCE if isinstance(message, ForceLedger) else _TAIL, message.ledger, self._numbered)
         else:

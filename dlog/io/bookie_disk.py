@@ -21,6 +21,8 @@ from dlog.bookie.messages import (
     Fetched,
     Flush,
     Flushed,
+    IndexRewritten,
+    IndexWithout,
     LedgersMarkedDeleted,
     ListStored,
     MarkLedgersDeleted,
@@ -49,7 +51,8 @@ Post = Callable[[Any], None]
 
 
 class BookieDisk:
-    """Performs Persist, Fetch, ListStored, SummarizeStored, Flush and Bury; `post` takes facts from any thread."""
+    """Performs Persist, Fetch, ListStored, SummarizeStored, Flush, Bury and IndexWithout; `post` takes facts from any
+    thread."""
 
     def __init__(
         self,
@@ -147,6 +150,10 @@ class BookieDisk:
     def bury(self, bury: MarkLedgersDeleted) -> None:
         """Record ledgers as deleted, after earlier flushes."""
         self._flusher.submit(self._bury, bury)
+
+    def drop_entries(self, wanted: IndexWithout) -> None:
+        """Remove the entries of ledgers from the index, after earlier flushes."""
+        self._flusher.submit(self._drop_entries, wanted)
 
     def free(self, on_done: Callable[[CollectionResult], object]) -> None:
         """Free the space of buried ledgers. on_done is called on the loop, after the machine got their
@@ -272,6 +279,12 @@ class BookieDisk:
             self._tell(CollectionFailed(self._bury_failure))
         self._buried += len(bury.ledgers) - len(failed)
         self._post(LedgersMarkedDeleted(bury.ledgers, frozenset(failed)))
+
+    def _drop_entries(self, wanted: IndexWithout) -> None:
+        failed = self._dirs.drop_entries(wanted.rows)
+        for reason in sorted(set(failed.values())):
+            self._tell(CollectionFailed(f"copies that were moved to other bookies are kept: {reason}"))
+        self._post(IndexRewritten(tuple(row.ledger for row in wanted.rows), frozenset(failed)))
 
     def _free(self, on_done: Callable[[CollectionResult], object]) -> None:
         buried, self._buried = self._buried, 0

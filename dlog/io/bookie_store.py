@@ -124,6 +124,25 @@ class LedgerDirs:
                 failed.update(dict.fromkeys(share, str(error.strerror)))
         return failed
 
+    def drop_entries(self, rows: Iterable[LedgerRow]) -> dict[int, str]:
+        """See LedgerDir.drop_entries. Returns the unchanged ledgers, with the reason. Raises OSError."""
+        failed: dict[int, str] = {}
+        rows = tuple(rows)
+        for number, directory in enumerate(self._dirs):
+            share = [row for row in rows if row.ledger % len(self._dirs) == number]
+            if not share:
+                continue
+            try:
+                directory.drop_entries(share)
+            except DamagedError as error:
+                failed.update(dict.fromkeys((row.ledger for row in share), error.message))
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+                reason = f"no space to rewrite the index: {error.strerror}"
+                failed.update(dict.fromkeys((row.ledger for row in share), reason))
+        return failed
+
     def collect(self) -> Usage:
         """Free the space of buried ledgers in all directories: first delete entry logs, then rewrite indexes, which
         needs space. Lack of space and damage in one directory do not stop the others. Raises OSError."""
@@ -188,6 +207,11 @@ class LedgerDirs:
         """All buried ledgers."""
         for directory in self._dirs:
             yield from directory.gone
+
+    def moved(self) -> Iterator[int]:
+        """All ledgers whose entries were once removed by `drop_entries`, but for buried ones."""
+        for directory in self._dirs:
+            yield from (ledger for ledger in directory.moved if ledger not in directory.gone)
 
     def marks(self, journals: int) -> JournalMarks:
         """Where a replay of each of so many journals begins."""

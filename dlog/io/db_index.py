@@ -13,9 +13,9 @@ rows, and is damaged.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 from dlog.bookie.id_set import IdSet
@@ -47,6 +47,8 @@ _WRITES = struct.Struct(">Q")
 _ROWS_AT_ONCE = 1000
 _REBUILD = "see `dlog bookie fsck --help`"
 _STATES = (b"l", b"m")  # range of keys
+_ENTRIES = (b"e", b"f")
+_KEY_BYTES = 17  # of the longest key
 
 
 def entry_key(ledger: int, entry: int) -> bytes:
@@ -88,6 +90,84 @@ def states_in(database: Database) -> Iterator[LedgerRow]:
     """States of all ledgers. Raises as Database."""
     for _, value in database.scan(*_STATES):
         yield parse_state(value)
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedKeys:
+    """Rows with first <= key < end are lost, or some of them. why: what the database said."""
+
+    first: bytes
+    end: bytes
+    why: str
+
+    def has(self, ledger: int, entry: int) -> bool:
+        """Whether the row of this entry is among them."""
+        return self.first <= entry_key(ledger, entry) < self.end
+
+    @property
+    def are_states(self) -> bool:
+        return self.first[:1] == b"l"
+
+    def __str__(self) -> str:
+        what = "states of ledgers" if self.are_states else "entries"
+        return f"{what} from {_place(self.first)} up to, but without, {_place(self.end)}"
+
+
+def _place(key: bytes) -> str:
+    """The place of a key, which may be cut off or too long, among those of its kind."""
+    if len(key) == 1:
+        return "the first one" if key in (b"e", b"l") else "the end"
+    ledger, entry = struct.unpack(">QQ", key[1:17].ljust(16, b"\0"))
+    return f"ledger {ledger}" if key[:1] == b"l" else f"ledger {ledger} entry {entry}"
+
+
+def readable_rows(database: Database, first: bytes, end: bytes, damaged: list[DamagedKeys]) -> Iterator[Row]:
+    """All rows with first <= key < end that can be read; what cannot is added to `damaged`, as narrow as a search by
+    bisection finds it. Raises OSError."""
+    while first < end:
+        try:
+            for row in database.scan(first, end):
+                yield row
+                first = row[0] + b"\0"
+            return
+        except DamagedError as error:
+            behind = _behind_damage(database, first, end)
+            damaged.append(DamagedKeys(first, behind, error.message))
+            first = behind
+
+
+def _behind_damage(database: Database, first: bytes, end: bytes) -> bytes:
+    """A key from which on rows can be read again, while they cannot from the key before it; `end` if there is none."""
+    bad, last, step = _number(first), _number(end), 1
+    good = bad + step
+    while good < last and not _is_readable(database, _key(good), end):
+        bad, step = good, 2 * step
+        good = bad + step
+    if good >= last:
+        good = last
+    while good - bad > 1:
+        middle = (good + bad) // 2
+        if _is_readable(database, _key(middle), end):
+            good = middle
+        else:
+            bad = middle
+    return _key(good) if good < last else end
+
+
+def _number(key: bytes) -> int:
+    return int.from_bytes(key[:_KEY_BYTES].ljust(_KEY_BYTES, b"\0"))
+
+
+def _key(number: int) -> bytes:
+    return number.to_bytes(_KEY_BYTES)
+
+
+def _is_readable(database: Database, first: bytes, end: bytes) -> bool:
+    try:
+        next(iter(database.scan(first, end)), None)
+    except DamagedError:
+        return False
+    return True
 
 
 class DbIndex:
@@ -196,6 +276,11 @@ class DbIndex:
             self._database.write((), (_state_range(ledger) for ledger in ledgers))
         return None
 
+    def without_entries(self, rows: Sequence[LedgerRow], manifest: Manifest) -> Manifest:
+        if self._database is not None:
+            self._database.write((), ((entry_key(row.ledger, 0), entry_key(row.ledger + 1, 0)) for row in rows))
+        return self.write((), rows, manifest)
+
     def installed(self) -> None:
         """The rows are used since they were written."""
 
@@ -250,28 +335,34 @@ def write_database(
 class DatabaseRun:
     """A database read as one index run: its table is in memory, about 36 bytes for up to 170 entries."""
 
-    def __init__(self, database: Database) -> None:
-        """Reads everything. Raises as Database."""
-        self.rows: Iterable[LedgerRow] = list(states_in(database))
+    def __init__(self, database: Database, damaged: list[DamagedKeys] | None = None) -> None:
+        """Reads everything. damaged: gets what cannot be read, which is left out; None: raises DamagedError. Raises
+        OSError."""
+        lost: list[DamagedKeys] = [] if damaged is None else damaged
+        self.rows: Iterable[LedgerRow] = [parse_state(value) for _, value in readable_rows(database, *_STATES, lost)]
         self.table = RunTable()
         self._database = database
-        ledger, first, last, count = -1, -1, -1, 0
-        for key, _ in database.scan(b"e", b"f"):
+        ledger, first, last, count, gaps = -1, -1, -1, 0, len(lost)
+        for key, _ in readable_rows(database, *_ENTRIES, lost):
             _, owner, entry = _ENTRY_KEY.unpack(key)
-            if count and (owner != ledger or count == CHUNK_ENTRIES):
+            if count and (owner != ledger or count == CHUNK_ENTRIES or len(lost) > gaps):
                 self.table.append(ledger, first, last, 0, count)
                 count = 0
+            gaps = len(lost)
             if not count:
                 ledger, first = owner, entry
             last, count = entry, count + 1
         if count:
             self.table.append(ledger, first, last, 0, count)
+        if damaged is None and lost:
+            raise DamagedError(lost[0].why)
 
     def read_chunk(self, row: int) -> bytes:
         table = self.table
         ledger = table.ledger(row)
         rows = self._database.scan(entry_key(ledger, table.first(row)), entry_key(ledger, table.last(row) + 1))
-        locations = [pack_location(_ENTRY_KEY.unpack(key)[2], *_LOCATION.unpack(value)) for key, value in rows]
+        found = islice(rows, table.count(row))  # what follows may be damaged
+        locations = [pack_location(_ENTRY_KEY.unpack(key)[2], *_LOCATION.unpack(value)) for key, value in found]
         return pack_chunk(ledger, b"".join(locations))
 
     def close(self) -> None:

@@ -5,7 +5,8 @@ row by row. Memory: about as much as the running bookie needs for its index, and
 
 Invariants:
 - a check writes nothing; an extra entry is only handed to `on_extra`;
-- entries of deleted ledgers (GONE) are passed over;
+- entries of deleted ledgers (GONE) are passed over, and those that the index has no more of ledgers whose copies were
+  moved away (MOVED);
 - an entry is extra only if the index leads to no copy of it that verifies, and its ledger's state is known or lost.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dlog.bookie.entry_log import HEAD_BYTES, LOG_HEADER_BYTES, check_entry, log_header, read_contents
-from dlog.bookie.id_set import IdSet, decode_id_set
+from dlog.bookie.id_set import IdSet
 from dlog.bookie.index import (
     LOCATION_BYTES,
     RUN_HEADER_BYTES,
@@ -33,10 +34,10 @@ from dlog.bookie.log_walk import LogDamage, LogRecord, walk_log
 from dlog.bookie.manifest import LogFile, Manifest, decode
 from dlog.errors import DamagedError
 from dlog.io.database import Database, DatabaseLimits
-from dlog.io.db_index import DatabaseRun, open_named
+from dlog.io.db_index import DamagedKeys, DatabaseRun, open_named
 from dlog.io.disk import BLOCK_BYTES, Disk, File, read_file
 from dlog.io.index_runs import OURS, ChunkFinder, IndexRun, database_name, is_named, log_name, open_run, run_name
-from dlog.io.ledger_dir import GONE, MANIFEST
+from dlog.io.ledger_dir import GONE, MANIFEST, MOVED, read_ids
 from dlog.io.open_logs import OpenLogs
 
 _LOGS_OPEN_MAX = 256
@@ -96,11 +97,13 @@ class LedgerDirCheck:
         self._damaged: dict[int, list[DamagedChunk]] = {}  # by ledger
         self._finders: tuple[int, list[ChunkFinder]] = (-1, [])  # of one ledger, newest run first
         self.findings = self._found.all
-        self.manifest: Manifest | None = None  # None: it, or GONE, cannot be read
+        self.manifest: Manifest | None = None  # None: it, GONE or MOVED cannot be read
         self.gone = IdSet()
+        self.moved = IdSet()
         self.runs: list[IndexRun | DatabaseRun] = []  # oldest first; their tables without damaged chunks
         self._database: Database | None = None
-        self.states_lost = False  # an index run is lost
+        self.states_lost = False  # an index run is lost, or states in a database
+        self.lost_rows: list[DamagedKeys] = []  # parts of a database
         self.states: dict[int, LedgerRow] = {}
         self.logs: dict[int, CheckedLog] = {}
         self._files = OpenLogs(
@@ -167,12 +170,16 @@ class LedgerDirCheck:
                 self._found.add(FindingKind.LIST, self._path(MANIFEST), f"it is missing: {lost}")
         except DamagedError as error:
             self._found.add(FindingKind.LIST, self._path(MANIFEST), f"{error.message}: {lost}")
-        try:
-            gone = read_file(self._disk, self._directory, GONE)
-            self.gone = IdSet() if gone is None else decode_id_set(gone)
-        except DamagedError as error:
-            self._found.add(FindingKind.LIST, self._path(GONE), f"{error.message}: {lost}")
-            return None
+        for name in (GONE, MOVED):
+            try:
+                ids = read_ids(self._disk, self._directory, name)
+            except DamagedError as error:
+                self._found.add(FindingKind.LIST, self._path(name), f"{error.message}: {lost}")
+                return None
+            if name == GONE:
+                self.gone = ids
+            else:
+                self.moved = ids
         return manifest
 
     def _find_unnamed(self, manifest: Manifest) -> None:
@@ -198,18 +205,22 @@ class LedgerDirCheck:
         self.runs.append(run)
 
     def _open_database(self, manifest: Manifest) -> None:
-        """Read the whole database; one part that does not verify is the loss of all: any row may be in it."""
+        """Read the whole database, around the parts that do not verify."""
         path = self._path(database_name(manifest.database))
         try:
             database = open_named(self._disk, self._directory, manifest, DatabaseLimits(), read_only=True)
             self._database = database
-            run = DatabaseRun(database)
+            run = DatabaseRun(database, self.lost_rows)
         except (DamagedError, OSError) as error:
             why = error.message if isinstance(error, DamagedError) else str(error.strerror)
             self._found.add(FindingKind.RUN, path, f"{why}; keys and fences of ledgers may be lost with it")
             self.states_lost = True
             return
         self.states.update((row.ledger, row) for row in run.rows if row.ledger not in self.gone)
+        for lost in self.lost_rows:
+            kind = FindingKind.RUN if lost.are_states else FindingKind.CHUNK
+            self._found.add(kind, path, f"a part of the index does not verify: {lost}")
+            self.states_lost = self.states_lost or lost.are_states
         run.rows = ()
         run.table = _without(run.table, self.gone)
         self.runs.append(run)
@@ -296,10 +307,13 @@ class LedgerDirCheck:
     def _check_record(self, record: LogRecord, log: int) -> bool:
         """Compare an entry with the index. Returns whether the index leads to it, or should."""
         ledger, entry = record.ledger, record.entry
-        summary = self._summary(ledger)
-        summary.last, summary.lac = max(summary.last, entry), max(summary.lac, record.lac)
         chunks = self._chunks_around(ledger, entry) if self._damaged else ()
         location = self._find(ledger, entry)
+        is_lost = location is None and (self.states_lost or any(lost.has(ledger, entry) for lost in self.lost_rows))
+        if location is None and ledger in self.moved and not chunks and not is_lost:
+            return False
+        summary = self._summary(ledger)
+        summary.last, summary.lac = max(summary.last, entry), max(summary.lac, record.lac)
         if location is not None:
             is_here = location == (entry, log, record.length, record.offset)
             if is_here or self._verifies(ledger, location):
@@ -310,7 +324,7 @@ class LedgerDirCheck:
                     summary.good += 1
                     summary.bytes += record.length
                 return is_here
-        if location is None and not chunks and not self.states_lost and self._is_unindexed(record, log):
+        if location is None and not chunks and not is_lost and self._is_unindexed(record, log):
             return False
         path = self._path(log_name(log))
         if ledger not in self.states and not self.states_lost:
@@ -322,7 +336,7 @@ class LedgerDirCheck:
             if chunk.is_dense or (len(chunks) == 1 and location is None):
                 chunk.found.add(entry)
         summary.missing += 1
-        if not chunks and location is None and not self.states_lost:
+        if not chunks and location is None and not is_lost:
             self._found.add_entry(FindingKind.MISSING, path, "the index does not lead to them", ledger, entry)
         self.extras += 1
         self._on_extra(record, log)

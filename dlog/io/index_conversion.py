@@ -33,7 +33,7 @@ from dlog.io.db_index import ROW_BYTES, DatabaseRun, open_named, write_database
 from dlog.io.disk import Disk, replace_file
 from dlog.io.file_errors import named_errors
 from dlog.io.index_runs import IndexRun, open_run, remove_unnamed, write_index
-from dlog.io.ledger_dir import MANIFEST, read_gone, read_manifest
+from dlog.io.ledger_dir import GONE, MANIFEST, read_ids, read_manifest
 from dlog.options import MiB
 
 _SLACK_BYTES = 4 * MiB  # for small files of RocksDB's, and the MANIFEST
@@ -130,7 +130,7 @@ def _read_lists(disk: Disk, directory: str) -> tuple[Manifest, IdSet]:
             f"MANIFEST is missing: if the bookie never served, start it once; else put the file back, or treat all "
             f"directories of this bookie as lost: dir={directory}"
         )
-    return manifest, read_gone(disk, directory)
+    return manifest, read_ids(disk, directory, GONE)
 
 
 def _open_index(

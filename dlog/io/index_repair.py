@@ -85,7 +85,11 @@ def needs_index(check: LedgerDirCheck) -> bool:
     """Whether a new index would be better than the old one."""
     if check.manifest is None:
         return False
-    return bool(check.extras) or check.states_lost or any(chunk.is_accounted for chunk in check.damaged_chunks)
+    return (
+        bool(check.extras or check.lost_rows)
+        or check.states_lost
+        or any(chunk.is_accounted for chunk in check.damaged_chunks)
+    )
 
 
 def logs_without_contents(check: LedgerDirCheck) -> list[CheckedLog]:
@@ -151,7 +155,7 @@ class _Repair:
             else:
                 runs = tuple(self._write_index(old.next_file))
                 new = replace(new, runs=runs, next_file=old.next_file + len(runs))
-            new = replace(new, limbo=old.limbo or check.states_lost)
+            new = replace(new, limbo=old.limbo or check.states_lost or bool(check.lost_rows))
         if logs := {log.named.log: log for log in logs_without_contents(check)}:
             new = replace(
                 new, logs=tuple(self._write_contents(logs[log.log]) if log.log in logs else log for log in new.logs)

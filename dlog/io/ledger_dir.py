@@ -5,6 +5,8 @@ Invariants:
   each with all files it names. Files that no manifest names are removed at the next start.
 - Deleted ("buried") ledgers are listed in the file GONE, replaced as a whole and durable before their entries are
   touched. From then on lookups, merges and compactions skip what index and logs still hold of them.
+- Ledgers whose entries were once removed from the index, since their copies were moved to other bookies, are listed in
+  the file MOVED. Of these only the index tells what of an entry log is live.
 - One thread flushes, merges, buries and collects; any thread may look up.
 """
 
@@ -47,6 +49,7 @@ from dlog.wire.framing import Buffer
 
 MANIFEST = "MANIFEST"
 GONE = "GONE"
+MOVED = "MOVED"
 DEFAULT_LIMITS = DatabaseLimits()
 _WRITE_BYTES = 1 << 20
 _ALONE_BYTES = 32 << 10  # entries of this average size or more are read one by one
@@ -105,6 +108,7 @@ class LedgerDir:
         self._victim: _CompactedLog | None = None
         self._damaged_logs: set[int] = set()  # damaged logs: never compacted
         self.gone = IdSet()  # buried ledgers; replaced as a whole
+        self.moved = IdSet()  # once removed from the index; replaced as a whole
         self.manifest = Manifest(kind=kind)
         self.index: LedgerIndex
         if kind is IndexKind.DB:
@@ -115,7 +119,8 @@ class LedgerDir:
     def load(self) -> list[LedgerRow]:
         """Open the files that the manifest names and remove others. Returns the ledgers' states.
 
-        Raises DamagedError if manifest, GONE or index are damaged, ConfigError if the index is of the other kind.
+        Raises DamagedError if manifest, GONE, MOVED or index are damaged, ConfigError if the index is of the other
+        kind.
         """
         kind = self.manifest.kind
         stored = read_manifest(self._disk, self._directory)
@@ -126,7 +131,8 @@ class LedgerDir:
                     f"or run `dlog bookie convert DIR --to {kind}`: dir={self._directory}"
                 )
             self.manifest = stored
-        self.gone = read_gone(self._disk, self._directory)
+        self.gone = read_ids(self._disk, self._directory, GONE)
+        self.moved = read_ids(self._disk, self._directory, MOVED)
         rows = self.index.load(self.manifest)
         remove_unnamed(self._disk, self._directory, self.manifest)
         return [row for row in rows if row.ledger not in self.gone]
@@ -344,6 +350,16 @@ class LedgerDir:
         self.reserve.replace_file(GONE, gone.encode())
         self.gone = gone
 
+    def drop_entries(self, rows: Sequence[LedgerRow]) -> None:
+        """Remove all entries of these ledgers from the index, and store these states; durable on return.
+
+        Raises OSError; after NO_SPACE nothing has changed. Raises DamagedError if an index run is damaged.
+        """
+        moved = self.moved.union(row.ledger for row in rows)
+        self.reserve.replace_file(MOVED, moved.encode())  # first: without it their bytes would count as live for good
+        self.moved = moved
+        self._replace_index(self.index.without_entries(rows, self.manifest))
+
     def collect(self) -> Usage:
         """Delete entry logs without entries of existing ledgers. Reads each log's tables of contents. Without space
         for the new manifest the reserve is given up, and taken again afterwards.
@@ -377,11 +393,19 @@ class LedgerDir:
 
     def hold_reserve(self) -> None:
         """See SpaceReserve.hold. Raises OSError."""
-        self.reserve.hold(len(self.gone.encode()) + len(encode(self.manifest)))
+        self.reserve.hold(len(self.gone.encode()) + len(self.moved.encode()) + len(encode(self.manifest)))
 
     def _live_bytes(self, log: LogFile) -> int:
-        """Bytes of existing ledgers, by the log's tables of contents. Raises DamagedError."""
-        return sum(size for ledger, size in self._contents(log) if ledger not in self.gone)
+        """Bytes of existing ledgers, by the log's tables of contents, and of moved ones by the index. Raises
+        DamagedError."""
+        return self._live_of(log, list(self._contents(log)))
+
+    def _live_of(self, log: LogFile, contents: Sequence[tuple[int, int]]) -> int:
+        gone, moved = self.gone, self.moved
+        live = sum(size for ledger, size in contents if ledger not in gone and ledger not in moved)
+        for ledger in {ledger for ledger, _ in contents if ledger in moved and ledger not in gone}:
+            live += sum(HEAD_BYTES + found.length for found in self.index.locations_in(log.log, ledger))
+        return live
 
     def _contents(self, log: LogFile) -> Iterator[tuple[int, int]]:
         """(ledger, bytes) of each ledger in each table of contents. Raises DamagedError if one does not verify."""
@@ -429,11 +453,11 @@ class LedgerDir:
             try:
                 with _unreadable_is_damaged():
                     contents = list(self._contents(log))
+                    live = self._live_of(log, contents)
             except DamagedError:
                 self._damaged_logs.add(log.log)
                 continue
             total = sum(size for _, size in contents)
-            live = sum(size for ledger, size in contents if ledger not in self.gone)
             share = live / max(1, total)
             if share < least:
                 best, least = _CompactedLog(log, deque(sorted({ledger for ledger, _ in contents})), live), share
@@ -489,13 +513,13 @@ def read_manifest(disk: Disk, directory: str) -> Manifest | None:
     return None
 
 
-def read_gone(disk: Disk, directory: str) -> IdSet:
-    """The deleted ledgers. Raises DamagedError."""
-    data = read_file(disk, directory, GONE)
+def read_ids(disk: Disk, directory: str, name: str) -> IdSet:
+    """The ledgers in one of the files GONE and MOVED. Raises DamagedError."""
+    data = read_file(disk, directory, name)
     try:
         return IdSet() if data is None else decode_id_set(data)
     except DamagedError as error:
-        raise DamagedError(f"{error.message}: file={directory}/{GONE}") from error
+        raise DamagedError(f"{error.message}: file={directory}/{name}") from error
 
 
 @contextlib.contextmanager

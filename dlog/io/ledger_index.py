@@ -60,7 +60,7 @@ class LedgerIndex(Protocol):
         ...
 
     def installed(self) -> None:
-        """The manifest that `write`, `merged` or `without_deleted` returned last is durable: use what it names."""
+        """The manifest that `write` or another method returned last is durable: use what it names."""
         ...
 
     def merged(self, manifest: Manifest) -> Manifest | None:
@@ -69,6 +69,10 @@ class LedgerIndex(Protocol):
 
     def without_deleted(self, manifest: Manifest) -> Manifest | None:
         """Remove what belongs to deleted ledgers if that is worth it. None: the manifest stays."""
+        ...
+
+    def without_entries(self, rows: Sequence[LedgerRow], manifest: Manifest) -> Manifest:
+        """Remove all entries of these ledgers, and store these states. As `write`."""
         ...
 
     def close(self) -> None: ...

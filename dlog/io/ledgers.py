@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ from typing import Protocol
 
 from dlog.errors import (
     ClosedError,
+    ConfigError,
     InvalidRequestError,
     LedgerNotFoundError,
     MetadataUnavailableError,
@@ -112,6 +114,7 @@ class LedgersOptions:
             ensemble_changes_max=section.ensemble_changes_max,
             delayed_change=section.ensemble_change_delayed,
             ack_quorum_timeout_s=section.ack_quorum_timeout_s,
+            explicit_lac_s=section.explicit_lac_s,
         )
         reading = replace(self.reading, speculate_s=section.speculate_s, speculate_min_s=section.speculate_min_s)
         return replace(
@@ -164,7 +167,12 @@ class Ledgers:
         reading = self.options.reading
         self._reading = replace(reading, batch=False) if bookies.is_v3 else reading  # v3 has no batch read
         tailing = self.options.tailing
-        self._tailing = tailing if bookies.is_v3 else replace(tailing, long_poll_s=0.0)  # and v2 no long poll
+        if bookies.is_v3:
+            self._tailing = replace(tailing, explicit_lac=True)
+        else:  # v2 has no long poll, and no explicit LAC
+            self._tailing = replace(tailing, long_poll_s=0.0, explicit_lac=False)
+            if adding.explicit_lac_s:
+                raise ConfigError("explicit_lac_s needs bookie_protocol v3: v2 has no request for an explicit LAC")
         self._metadata = metadata
         self._bookies = bookies
         self._rng = rng
@@ -413,7 +421,7 @@ class Ledgers:
         metadata = await self.metadata_of(ledger)
         if metadata.is_closed:
             return metadata.last_entry
-        machine = LedgerTailer(ledger, metadata, self._digest(ledger, metadata, password))
+        machine = LedgerTailer(ledger, metadata, self._digest(ledger, metadata, password), self._tailing)
         async with self._visiting(machine, ledger, "prober") as driver:
             seen: LedgerLac = await driver.ask(ReadLac())
             return seen.lac
@@ -477,6 +485,11 @@ class Ledgers:
         async with self._visiting(machine, ledger, "comparer", self._bookies.listing_asker()) as driver:
             compared: Compared = await driver.ask(Compare(summaries, frozenset(known) - summaries))
             return compared
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """For further connections to bookies; None: they are plain."""
+        return self._bookies.tls
 
     def asker(self) -> BookieRequester:
         """A sender of requests to single bookies, for reading replicas one by one. Close it."""

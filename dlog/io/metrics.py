@@ -53,6 +53,7 @@ GC_LIVE_BYTES = Number(
 GC_DEAD_BYTES = Number("gc_dead_bytes", "All other bytes in entry logs, at the last collection", is_gauge=True)
 GC_RECLAIMED_BYTES = Number("gc_reclaimed_bytes", "Bytes of the entry logs that garbage collections deleted")
 GC_COPIED_BYTES = Number("gc_copied_bytes", "Bytes of entries that compactions copied")
+GC_MOVED_LEDGERS = Number("gc_moved_ledgers", "Closed ledgers whose copies were freed, as others hold them now")
 GC_LAST_RUN_SECONDS = Number("gc_last_run_seconds", "When the last collection ended, in Unix time", is_gauge=True)
 GC_LEDGERS = Number("gc_ledgers", "Ledgers that exist on this bookie, at the last collection", is_gauge=True)
 GC_UNSEEN_LEDGERS = Number(
@@ -94,6 +95,7 @@ _NUMBERS = (
     GC_DEAD_BYTES,
     GC_RECLAIMED_BYTES,
     GC_COPIED_BYTES,
+    GC_MOVED_LEDGERS,
     GC_LAST_RUN_SECONDS,
     GC_LEDGERS,
     GC_UNSEEN_LEDGERS,

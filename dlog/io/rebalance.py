@@ -140,7 +140,7 @@ class _Rebalancing:
         members = await self._metadata.members()
         registered = {**members.readonly, **members.writable}
         async with asyncio.TaskGroup() as tasks:
-            asking = {b: tasks.create_task(_disk(info), name=f"space of {b}") for b, info in registered.items()}
+            asking = {b: tasks.create_task(self._disk(info), name=f"space of {b}") for b, info in registered.items()}
         disks = {bookie: disk for bookie, task in asking.items() if (disk := task.result()) is not None}
         self._unknown = tuple(sorted(registered.keys() - disks.keys()))
         balance = Balance(disks, frozenset(members.writable))
@@ -148,6 +148,16 @@ class _Rebalancing:
             async for _, value in found:
                 balance.count(value)
         self._balance = balance
+
+    async def _disk(self, info: BookieInfo) -> DiskSize | None:
+        """None: the bookie did not tell."""
+        try:
+            told = await read_space(info.host, info.port, SPACE_TIMEOUT_S, self._ledgers.tls)
+        except (OSError, ConnectionLostError, ProtocolError):  # a timeout is an OSError too
+            return None
+        if told.code is not Code.OK or told.total_bytes is None or told.free_bytes is None:
+            return None
+        return DiskSize(told.total_bytes, told.free_bytes)
 
     async def _all(self) -> AsyncGenerator[tuple[LedgerId, LedgerMetadata]]:
         """All ledgers whose metadata can be read."""
@@ -234,17 +244,6 @@ class _Rebalancing:
 
     def _tell(self, reason: str) -> None:
         self._progress(RebalanceProgress(self._done, self._moved_bytes, self._balance.spread, reason))
-
-
-async def _disk(info: BookieInfo) -> DiskSize | None:
-    """None: the bookie did not tell."""
-    try:
-        told = await read_space(info.host, info.port, SPACE_TIMEOUT_S)
-    except (OSError, ConnectionLostError, ProtocolError):  # a timeout is an OSError too
-        return None
-    if told.code is not Code.OK or told.total_bytes is None or told.free_bytes is None:
-        return None
-    return DiskSize(told.total_bytes, told.free_bytes)
 
 
 def _now_s() -> float:

@@ -73,27 +73,30 @@ class RocksDatabase:
             return found
 
     def scan(self, first: bytes, end: bytes) -> Iterator[Row]:
-        while page := self._page(first, end):
+        is_last = False
+        while not is_last:
+            page, is_last = self._page(first, end)
             yield from page
-            if len(page) < _PAGE_ROWS:
-                return
-            first = page[-1][0] + b"\0"
+            if page:
+                first = page[-1][0] + b"\0"
 
-    def _page(self, first: bytes, end: bytes) -> list[Row]:
+    def _page(self, first: bytes, end: bytes) -> tuple[list[Row], bool]:
+        """Rows, and whether there are no more. Rows before damage are returned; the next page raises it."""
         page: list[Row] = []
         with self._lock, self._named_errors():
             cursor = self._opened().iter()
             cursor.seek(first)
             while len(page) < _PAGE_ROWS:
                 if not cursor.valid():
-                    cursor.status()  # raises what ended it, if it was not the end
-                    break
+                    if not page:
+                        cursor.status()  # raises what ended it, if it was not the end
+                    return page, not page
                 key = cursor.key()
                 if key >= end:
-                    break
+                    return page, True
                 page.append((key, cursor.value()))
                 cursor.next()
-        return page
+        return page, False
 
     def write(self, rows: Iterable[Row], deleted: Iterable[Range] = ()) -> None:
         ranges, left = iter(deleted), iter(rows)

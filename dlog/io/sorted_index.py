@@ -121,6 +121,11 @@ class SortedIndex:
         dead = sum(ledger in gone for run in self.runs for ledger in run.table.columns[0])
         return self._merge_newest(manifest, len(self.runs)) if dead * 4 >= chunks > 0 and dead > 0 else None
 
+    def without_entries(self, rows: Sequence[LedgerRow], manifest: Manifest) -> Manifest:
+        """Rewrites the index."""
+        builder = RunBuilder()
+        return self._add_run(manifest, builder, _merged(self.runs, builder, self._gone(), rows), 0)
+
     def _merge_newest(self, manifest: Manifest, count: int) -> Manifest:
         builder = RunBuilder()
         parts = _merged(self.runs[-count:], builder, self._gone())
@@ -142,13 +147,18 @@ class SortedIndex:
             run.close()
 
 
-def _merged(runs: Sequence[IndexRun], builder: RunBuilder, gone: IdSet) -> Iterator[bytes]:
-    """Contents of the merged run: chunks, then table, ledger states and trailer."""
-    for ledger, locations in merge([MergeSource(run.table, run.read_chunk) for run in runs], gone):
+def _merged(
+    runs: Sequence[IndexRun], builder: RunBuilder, gone: IdSet, emptied: Sequence[LedgerRow] = ()
+) -> Iterator[bytes]:
+    """Contents of the merged run: chunks, then table, ledger states and trailer. emptied: states of ledgers whose
+    entries are left out."""
+    left_out = gone.union(row.ledger for row in emptied) if emptied else gone
+    for ledger, locations in merge([MergeSource(run.table, run.read_chunk) for run in runs], left_out):
         yield builder.chunk(ledger, locations)
     rows: dict[int, LedgerRow] = {}
     for run in runs:
         rows.update((row.ledger, row) for row in IndexRun(run.named, run.file).rows if row.ledger not in gone)
+    rows.update((row.ledger, row) for row in emptied)
     yield from builder.finish(rows[ledger] for ledger in sorted(rows))
 
 

@@ -72,6 +72,7 @@ from dlog.model.ledger import LedgerKey, LedgerMetadata, LedgerState
 from dlog.options import option
 from dlog.values import value
 from dlog.wire.bookie import AddEntry, Code, EntryAdded, EntryRead
+from dlog.wire.bookie_v3_messages import WriteLac
 from dlog.wire.digest import Buffer, Digest
 
 
@@ -119,6 +120,7 @@ class AddingOptions:
     ack_quorum_timeout_s: float = 0.0  # for the oldest entry, whatever was replaced meanwhile; 0: none
     early_entries_max: int = 5_000  # a given entry id is at most so far above the last entry that was sent
     unforced_entries_max: int = 10_000  # with deferred sync: kept in memory until a force
+    explicit_lac_s: float = 0.0  # after which bookies are told a LAC that no entry has carried; 0: never. v3 only
 
 
 DELAY_TICKS = 3  # of timer "delay" in delay_max_s
@@ -153,6 +155,7 @@ class LedgerAdder:
         "_replacement_due",
         "_suspects",
         "_timers",
+        "_told_lac",
         "_told_lost",
         "_update",
         "_vetted",
@@ -197,6 +200,7 @@ class LedgerAdder:
         self._vetted = frozenset(value.fragments[0].ensemble)  # hold nothing of this id but what this writer sent
         self._foreign: frozenset[BookieId] = _NONE  # hold another ledger under this id
         self._fruitless = 0  # retries in a row that found no replacement
+        self._told_lac = NO_ENTRY  # the highest that an entry or an explicit LAC has carried
         self._told_lost: frozenset[BookieId] = _NONE
         self._timers: tuple[str, ...] = ()
         self._quorum_ticks = -1  # of timer "quorum" since `_quorum_lac` was confirmed; -1: it does not run
@@ -244,6 +248,7 @@ class LedgerAdder:
                 case PeerLost(peer, reason):
                     self._window.disconnect(cast(BookieId, peer), reason or "connection lost")
                     self._note_vetted(cast(BookieId, peer), None)
+                    self._told_lac = NO_ENTRY  # it may not have come there
                 case MetadataSeen():
                     self._note_metadata(fact)
                 case TimerFired("quorum"):
@@ -288,6 +293,7 @@ class LedgerAdder:
         entry = EntryId(window.pushed + 1)
         length = window.pushed_length + sum(map(len, payload))
         parts = self._digest.pack(entry, window.lac, length, payload)
+        self._told_lac = window.lac
         self._effects += window.push(AddEntry(self.ledger, entry, self._digest.master_key, parts), length, ticket)
         if self._quorum_ticks < 0 and self._options.ack_quorum_timeout_s:
             self._watch_quorum()
@@ -362,6 +368,8 @@ class LedgerAdder:
                 self._watch_suspects()
             case "metadata":
                 self._update.read(self._effects)
+            case "lac":
+                self._tell_lac()
             case "give_up":
                 why = (
                     f"no entry was confirmed for {self._options.give_up_s} s, check bookies (dlog bookie ls) and "
@@ -373,6 +381,14 @@ class LedgerAdder:
                     self._die(MetadataUnavailableError(f"metadata is unreachable, {why}", outcome_unknown=True))
                 else:
                     self._die(NotEnoughBookiesError(why, outcome_unknown=True))
+
+    def _tell_lac(self) -> None:
+        """Tell the bookies the LAC, unless an entry has carried it meanwhile; again after a connection was lost."""
+        lac = self._window.lac
+        if lac > self._told_lac:
+            self._told_lac = lac
+            told = WriteLac(self.ledger, lac, self._digest.master_key, self._digest.pack_lac(lac))
+            self._effects += [Send(bookie, told) for bookie in self._metadata.fragments[-1].ensemble]
 
     def _note_metadata(self, fact: MetadataSeen) -> None:
         match self._update.handle(fact, self._effects):
@@ -449,6 +465,8 @@ class LedgerAdder:
         lac = window.lac
         for pending in window.confirm():
             effects.append(Answer(pending.ticket, pending.entry))
+        if self._options.explicit_lac_s and window.lac > self._told_lac:
+            self._set_timer("lac", self._options.explicit_lac_s)
         if self._timers and (window.lac != lac or not len(window)):  # a failed replacement is no progress
             self._drop_timer("give_up")
         if self._closing is not None and not len(window):

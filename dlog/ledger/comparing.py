@@ -140,6 +140,17 @@ class Compared:
     skipped: str = ""
 
     @property
+    def doubt(self) -> str:
+        """Why the copies are not known to be whole and equal; empty: they are, as far as their bookies can tell."""
+        if self.skipped:
+            return f"the ledger is {self.skipped}"
+        if self.missing or self.differing:
+            return "copies on other bookies are missing or differ"
+        if self.out_of_reach:
+            return "bookies that metadata names are out of reach"
+        return "" if self.is_complete else "not all copies were compared"
+
+    @property
     def lacking(self) -> frozenset[BookieId]:
         """Bookies that lack copies, or hold wrong ones."""
         wrong = [found.wrong for found in self.differing]

@@ -36,6 +36,11 @@ class LedgerOptions(PlacementOptions):
         "a writer gives its ledger up if no entry was confirmed for so long, up to half as long again, while some "
         "wait; 0: only if no ack quorum is reachable",
     )
+    explicit_lac_s: float = option(
+        0.0,
+        "with bookie_protocol v3: a writer tells bookies its last confirmed entry by itself, if no entry has carried "
+        "it for so long; readers that do not ask the writer learn of the last entry before a pause. 0: never",
+    )
     speculate_s: float = option(
         0.5,
         "a second bookie is asked for entries if the first is slow: at first after this time. Then the time follows "
@@ -65,6 +70,8 @@ class LedgerOptions(PlacementOptions):
             raise ValueError(f"disk_weight_max is at least 1, or 0: value={self.disk_weight_max}")
         if self.bookie_protocol not in ("v2", "v3"):
             raise ValueError(f"bookie_protocol is v2 or v3: value={self.bookie_protocol!r}")
+        if self.explicit_lac_s < 0 or (self.explicit_lac_s and self.bookie_protocol != "v3"):
+            raise ValueError(f"explicit_lac_s is at least 0, and needs bookie_protocol v3: value={self.explicit_lac_s}")
         if bool(self.bookie_tls_certificate) != bool(self.bookie_tls_key):
             raise ValueError("bookie_tls_certificate and bookie_tls_key must be given together")
         if self.bookie_tls_certificate and not self.bookie_tls_ca:

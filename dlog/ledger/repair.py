@@ -21,9 +21,10 @@ Invariants:
 5. An ensemble with entries that only bookies out of reach may have stays as it is. The others are repaired, then the
    repair fails with an error that names these bookies.
 6. Copies are written with the recovery flag, so that the fence does not refuse them, and never over other bytes.
-7. Metadata is changed by compare-and-set from a value that still names the old bookie at that index for those entries,
-   and does not name the new one in that ensemble. Other changes since the copying began do not matter: which entries
-   the bookie at an index holds depends on nothing else.
+7. Metadata is changed by compare-and-set from the version that was read before the copying began; after a conflict the
+   entries are copied again, which costs little where they are. For a bookie may free what it holds of a ledger that
+   does not name it: it raises the version first (dlog/bookie/moved_copies.py), and what it confirmed before counts no
+   more.
 
 Source: BookKeeper, ReplicationWorker and LedgerFragmentReplicator; 4 is our own: BookKeeper repairs nothing of an
 ensemble with an unreadable entry, as 5 has it for one that is out of reach.
@@ -33,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from dlog.errors import (
     DLogError,
@@ -207,6 +208,7 @@ class LedgerRepairer:
         self._update = MetadataUpdateLoop(LedgerKey(ledger))
         self._ticket: Ticket | None = None  # None: no repair is running
         self._stage: StripeCopying | Replacing | None = None  # None: it reads metadata, or no repair is running
+        self._copied_from: Any = None  # version of metadata when the copying began
         self._effects: list[Effect] = []
         self._forget(Repair(frozenset()))
 
@@ -293,8 +295,10 @@ class LedgerRepairer:
         """Metadata was read: write the change that is due if it still fits, else look for the next stripe in it."""
         self._value = value
         self._placement = self._placement.for_ledger(value)
-        if isinstance(self._stage, Replacing) and (changed := self._stage.apply(value)) is not None:
-            self._write(self._stage, value, changed)
+        stage = self._stage
+        is_same = self._update.version == self._copied_from
+        if isinstance(stage, Replacing) and is_same and (changed := stage.apply(value)) is not None:
+            self._write(stage, value, changed)
         else:
             self._next_stripe()
 
@@ -393,6 +397,7 @@ class LedgerRepairer:
     def _copy(self, stripe: Stripe, target: BookieId) -> None:
         assert self._value is not None
         value, options = self._value, self._options
+        self._copied_from = self._update.version
         digest = Digest(self.ledger, value.digest, value.password if self._password is None else self._password)
         self._stage = StripeCopying(
             stripe,

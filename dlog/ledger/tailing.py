@@ -5,12 +5,12 @@ answers when its LAC has moved (dlog/ledger/long_polls.py). The last ensemble ma
 again while the LAC does not move.
 
 Invariants:
-- the LAC never decreases: every value from a verified packet or a closed ledger's metadata is a lower bound for ever,
-  so a late reply is old but true;
+- the LAC never decreases: every value from a verified packet, of an entry or an explicit LAC, or from a closed ledger's
+  metadata is a lower bound for ever, so a late reply is old but true;
 - a *certain* LAC (ReadLac) needs metadata read after the request, and replies from every possible ack quorum of the
   last ensemble; ends of long polls are no such replies.
 
-Source: BookKeeper, ReadLastConfirmedOp, by READ of entry -1 (v2), and ReadLastConfirmedAndEntryOp.
+Source: BookKeeper, ReadLastConfirmedOp, by READ of entry -1 (v2), READ_LAC (v3), and ReadLastConfirmedAndEntryOp.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from dlog.model.ledger import LedgerKey, LedgerMetadata
 from dlog.options import option
 from dlog.wire.bookie import Code, EntryRead, ReadEntry
-from dlog.wire.bookie_v3_messages import ReadWithLacDone
+from dlog.wire.bookie_v3_messages import LacRead, ReadWithLacDone
+from dlog.wire.bookie_v3_messages import ReadLac as ReadExplicitLac
 from dlog.wire.digest import Digest, DigestMismatch
 from dlog.wire.framing import Buffer
 
@@ -99,6 +100,7 @@ class TailingOptions:
     metadata_s: float = option(1.0, sim=(0.05, 2.0))  # between reads of metadata while the LAC does not move
     answer_s: float = option(2.0, sim=(0.05, 2.0))  # for a certain LAC, before the request fails
     long_poll_s: float = 0.0  # how long a bookie waits for news; 0: plain polls. v3 only
+    explicit_lac: bool = False  # ask for explicit LACs, too. v3 only
 
 
 _REFUSALS = (Code.BAD_REQUEST, Code.TOO_MANY_REQUESTS)  # of long polls; a plain read may be answered
@@ -151,6 +153,8 @@ class LedgerTailer:
         match fact:
             case Received(peer, EntryRead(entry=-1, fence=False) as answer) if answer.ledger == self.ledger:
                 self._note_read(cast(BookieId, peer), answer)
+            case Received(peer, LacRead() as answer) if answer.ledger == self.ledger:
+                self._note_lac_read(cast(BookieId, peer), answer)
             case Received(peer, ReadWithLacDone() as answer) if answer.ledger == self.ledger:
                 self._note_long_poll(cast(BookieId, peer), answer)
             case PeerLost(peer):
@@ -201,7 +205,31 @@ class LedgerTailer:
         """The bookie may have looked long ago, so this counts neither for a certain LAC nor against it."""
         assert self._long_polls is not None, "no long poll was sent"
         has_told = self._note_last(bookie, answer.code, answer.packet or b"")
+        if self._options.explicit_lac and answer.code is Code.OK and answer.lac > self.lac and not self.closed:
+            self._effects.append(self._question(bookie))  # what it knows beyond the packet is to be proved
         self._long_polls.answered(bookie, refused=answer.code in _REFUSALS, failed=not has_told)
+
+    def _note_lac_read(self, bookie: BookieId, answer: LacRead) -> None:
+        """The explicit LAC and the last entry, each if the bookie has one, are verified by themselves."""
+        is_told = answer.code in ABSENT
+        if answer.code is Code.OK:
+            is_told = True
+            if len(answer.lac_packet):
+                try:
+                    self._raise_to(self._digest.verify_lac(answer.lac_packet))
+                except DigestMismatch:
+                    is_told = False
+            if len(answer.last_packet):
+                is_told = self._note_last(bookie, Code.OK, answer.last_packet) and is_told
+        if is_told:
+            self._answered.add(bookie)
+        else:
+            self._note_mute(bookie)
+
+    def _question(self, bookie: BookieId) -> Send:
+        """Ask a bookie for what shows a LAC."""
+        explicit = self._options.explicit_lac
+        return Send(bookie, ReadExplicitLac(self.ledger) if explicit else ReadEntry(self.ledger, NO_ENTRY))
 
     def _note_last(self, bookie: BookieId, code: Code, packet: Buffer) -> bool:
         """Record the last entry that a bookie has; False: it did not tell."""
@@ -228,7 +256,7 @@ class LedgerTailer:
                 if self._round is _Round.METADATA and not self.closed:
                     self._round = _Round.BOOKIES
                     for bookie in self._metadata.fragments[-1].ensemble:
-                        self._effects.append(Send(bookie, ReadEntry(self.ledger, NO_ENTRY)))
+                        self._effects.append(self._question(bookie))
             case Missing():
                 error = LedgerNotFoundError(f"the ledger was deleted: ledger={self.ledger}")
                 self._effects += [Answer(ticket, error) for ticket in self._waiters]
@@ -316,7 +344,7 @@ class LedgerTailer:
             self._read_metadata()
         if self._long_polls is None:
             ensemble = self._metadata.fragments[-1].ensemble
-            self._effects.append(Send(ensemble[self._turn % len(ensemble)], ReadEntry(self.ledger, NO_ENTRY)))
+            self._effects.append(self._question(ensemble[self._turn % len(ensemble)]))
             self._turn += 1
         else:
             self._long_polls.tick(self._poll_s)

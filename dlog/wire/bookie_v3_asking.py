@@ -23,25 +23,37 @@ from dlog.wire.bookie_v3 import (
     GET_BOOKIE_INFO,
     LIST_ENTRIES,
     READ_ENTRY,
+    READ_LAC,
     START_TLS,
     VERSION_THREE,
+    WRITE_LAC,
 )
 from dlog.wire.bookie_v3_messages import (
     EntriesListed,
     ForceLedger,
     GetSpace,
+    LacRead,
+    LacWritten,
     LedgerForced,
     ListEntries,
+    ReadLac,
     ReadWithLac,
     ReadWithLacDone,
     SpaceTold,
+    WriteLac,
 )
 from dlog.wire.bookie_v3_responses import STATUS
 from dlog.wire.framing import Buffer, Decoder
 from dlog.wire.protobuf import BYTES, VARINT, Malformed, bytes_field, fields, int_field, signed, varint
 
-_READ, _ADD, _SPACE, _TLS, _FORCE, _CONTENT = 100, 101, 105, 106, 107, 108
-_FIELD_OF = {READ_ENTRY: _READ, ADD_ENTRY: _ADD, FORCE_LEDGER: _FORCE}
+_READ, _ADD, _WRITE_LAC, _READ_LAC, _SPACE, _TLS, _FORCE, _CONTENT = 100, 101, 103, 104, 105, 106, 107, 108
+_FIELD_OF = {
+    READ_ENTRY: _READ,
+    ADD_ENTRY: _ADD,
+    WRITE_LAC: _WRITE_LAC,
+    READ_LAC: _READ_LAC,
+    FORCE_LEDGER: _FORCE,
+}
 _TOTAL, _FREE = 1, 2
 _FENCE_LEDGER, _ENTRY_PIGGYBACK, _RECOVERY_ADD, _DEFERRED_SYNC = 1, 2, 1, 1
 _HIGH_PRIORITY = 100  # as Java's client has it; a bookie takes any number above 0 for it
@@ -90,13 +102,14 @@ def decode_space_response(frame: Buffer) -> SpaceTold:
 
 # ---- a connection that speaks v3 -------------------------------------------------------------------------------------
 
-ClientRequest = Request | ReadWithLac | ForceLedger
-ClientResponse = EntryAdded | EntryRead | ReadWithLacDone | LedgerForced
+ClientRequest = Request | ReadWithLac | ForceLedger | WriteLac | ReadLac
+ClientResponse = EntryAdded | EntryRead | ReadWithLacDone | LedgerForced | LacWritten | LacRead
 
 
 @dataclass(frozen=True, slots=True)
 class V3Reply:
-    """A response as it arrived. entry, lac, packet: of a read; NO_ENTRY and None if it names none."""
+    """A response as it arrived. entry, lac, packet: of a read; NO_ENTRY and None if it names none. lac_packet: an
+    explicit LAC; packet is that of the last entry then."""
 
     operation: int
     txn: int
@@ -105,6 +118,7 @@ class V3Reply:
     packet: Buffer | None = None
     lac: EntryId = NO_ENTRY
     waited: bool = False
+    lac_packet: Buffer | None = None
 
 
 def encode_v3_request(message: ClientRequest, txn: int) -> list[Buffer]:
@@ -133,6 +147,11 @@ def encode_v3_request(message: ClientRequest, txn: int) -> list[Buffer]:
             return [_head(READ_ENTRY, txn, _READ, content)]
         case ForceLedger(ledger):
             return [_head(FORCE_LEDGER, txn, _FORCE, int_field(1, ledger))]
+        case WriteLac(ledger, lac, key, packet):
+            content = int_field(1, ledger) + int_field(2, lac) + bytes_field(3, key) + bytes_field(4, packet)
+            return [_head(WRITE_LAC, txn, _WRITE_LAC, content)]
+        case ReadLac(ledger):
+            return [_head(READ_LAC, txn, _READ_LAC, int_field(1, ledger))]
     raise AssertionError(f"a client on v3 does not send this: {type(message).__name__}")
 
 
@@ -162,6 +181,10 @@ def response_to(message: ClientRequest, reply: V3Reply) -> ClientResponse:
             return ReadWithLacDone(ledger, reply.entry, reply.code, reply.packet, reply.lac, reply.waited)
         case ForceLedger(ledger, number) if reply.operation == FORCE_LEDGER:
             return LedgerForced(ledger, reply.code, number)
+        case WriteLac(ledger) if reply.operation == WRITE_LAC:
+            return LacWritten(ledger, reply.code)
+        case ReadLac(ledger) if reply.operation == READ_LAC:
+            return LacRead(ledger, reply.code, reply.lac_packet or b"", reply.packet or b"")
     raise ProtocolError(f"the response is one to another operation: operation={reply.operation} txn={reply.txn}")
 
 
@@ -182,6 +205,11 @@ def _decode_reply(frame: memoryview) -> V3Reply:
     code = _CODES.get(status) if isinstance(status, int) else None
     if code is None:
         raise ProtocolError(f"unknown status of a response: operation={operation} status={status}")
+    if operation == READ_LAC and code is Code.OK:
+        lac_packet, last_packet = inner.get(3), inner.get(4)
+        if isinstance(lac_packet, int) or isinstance(last_packet, int):
+            raise ProtocolError("not the response to a read of the LAC")
+        return V3Reply(operation, txn, code, packet=last_packet, lac_packet=lac_packet)
     if operation != READ_ENTRY or code is not Code.OK:
         return V3Reply(operation, txn, code)
     entry, packet, lac = inner.get(3, 0), inner.get(4), inner.get(5)

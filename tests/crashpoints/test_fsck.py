@@ -16,7 +16,7 @@ from dlog.bookie.entry_log import section_end
 from dlog.bookie.index import LOCATION_BYTES, LedgerRow, RunBuilder, location_at, merge, pack_location
 from dlog.bookie.index_findings import Finding, FindingKind, is_clean
 from dlog.bookie.journal import FIRST_MARKS
-from dlog.bookie.manifest import LogFile, decode, encode
+from dlog.bookie.manifest import IndexKind, LogFile, decode, encode
 from dlog.errors import DamagedError, DLogError
 from dlog.io.disk import BLOCK_BYTES, replace_file
 from dlog.io.index_check import LedgerDirCheck
@@ -57,6 +57,37 @@ def test_a_directory_is_clean_at_every_crash_point() -> None:
                 counts["good"] += sum(one.good for one in result.ledgers.values())
                 counts.update(str(one.kind) for one in result.findings)
     assert counts["good"] > 1000 and counts["tail"] > 10 and counts["file"] > 10, counts
+
+
+@pytest.mark.parametrize("kind", list(IndexKind))
+def test_a_directory_is_clean_at_every_crash_point_of_freeing_moved_copies(kind: IndexKind) -> None:
+    disk = SimulatedDisk()
+    made = LedgerDir(disk, DIR, 10_000, kind=kind)
+    made.load()
+    for step in range(3):
+        made.flush(half((1, step), (2, step), body=bytes(6000)), [row(1, step), row(2, step)], FIRST_MARKS)
+    begun = len(disk.operations)
+    made.drop_entries([row(1, fenced=True)])
+    made.collect()
+    while made.compact(0.9, 1 << 20) is not None:
+        made.collect()
+    seen: Counter[int] = Counter()
+    for after in range(begun, len(disk.operations) + 1):
+        for share in (0.0, 0.5, 1.0):
+            image = disk.cut(after, coin(random.Random(f"{after} {share}"), share))
+            result = check_dir(SimulatedDisk(image), DIR)
+            assert is_clean(result.findings), (after, share, result.findings)
+            again = LedgerDir(SimulatedDisk(image), DIR, 10_000, kind=kind)
+            rows = {found.ledger: found for found in again.load()}
+            held = [bool(again.lookup(1, entry, 1, 1 << 20)) for entry in range(3)]
+            assert all(held) or not any(held) or kind is IndexKind.DB, "all copies, or none"
+            assert not any(held) or rows[1].last == 2, "the next look frees what is left"
+            assert any(held) or rows[1].last in (-1, 2)
+            assert [again.lookup(2, entry, 1, 1 << 20) for entry in range(3)] == [
+                [packet(2, entry, bytes(6000))] for entry in range(3)
+            ]
+            seen[sum(held)] += 1
+    assert seen[0] and seen[3], "some crashes were before, some after"
 
 
 def test_a_check_writes_nothing() -> None:

@@ -10,8 +10,11 @@ import pytest
 
 import dlog
 from dlog.errors import FencedError
+from dlog.io.bookie_client import BookieClientOptions
+from dlog.io.ledgers import LedgersOptions
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
-from dlog.model.ids import BookieId, LedgerId
+from dlog.ledger.adding import AddingOptions
+from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.quorum import Quorum
 from tests.integration.cluster import BookieCluster
 from tests.integration.proxies.processes import ProxyCluster
@@ -24,6 +27,7 @@ from tests.interop.streams import java_read, we_read
 
 pytestmark = pytest.mark.java
 
+V3 = BookieClientOptions(protocol="v3", request_timeout_s=60.0)
 SECRET = "c2VjcmV0"  # as arguments of commands are written
 FENCED, CLOSED, UNAUTHORIZED = -101, -11, -102
 
@@ -99,6 +103,28 @@ async def test_java_writes_and_reads_the_explicit_lac(
     for v3 in (True, False):  # the v2 client speaks v3 for this
         reader = await JavaLedgers(java, bookies.hosts, v3=v3).open(writer.id, explicit_lac_ms=50)
         async with asyncio.timeout(60):
+            while await reader.read_lac("explicit") != 2:  # noqa: ASYNC110 - Java has no event for it
+                await asyncio.sleep(0.05)
+
+
+async def test_we_read_the_explicit_lac_that_java_writes(theirs: JavaLedgers, bookies: BookieCluster) -> None:
+    writer = await theirs.create(explicit_lac_ms=50)
+    assert await writer.add([b"a", b"b", b"c"]) == [0, 1, 2]
+    async with bookies.ledgers(transport=V3) as ours, asyncio.timeout(120):
+        reader = await ours.open(LedgerId(writer.id))
+        assert await reader.wait_lac(EntryId(1), 100.0) == 2
+        while await ours.last_confirmed(LedgerId(writer.id)) != 2:  # noqa: ASYNC110 - Java has no event for it
+            await asyncio.sleep(0.05)
+
+
+async def test_java_reads_the_explicit_lac_that_we_write(theirs: JavaLedgers, bookies: BookieCluster) -> None:
+    options = LedgersOptions(adding=AddingOptions(explicit_lac_s=0.05))
+    async with bookies.ledgers(options, V3) as ours:
+        writer = await ours.create(Quorum())
+        for payload in (b"a", b"b", b"c"):
+            await writer.append((payload,))
+        reader = await theirs.open(writer.ledger_id, explicit_lac_ms=50)
+        async with asyncio.timeout(120):
             while await reader.read_lac("explicit") != 2:  # noqa: ASYNC110 - Java has no event for it
                 await asyncio.sleep(0.05)
 

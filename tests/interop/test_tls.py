@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +15,14 @@ from dlog.cli.bookies import bookie
 from dlog.errors import NotEnoughBookiesError
 from dlog.io.bookie_client import BookieClientOptions
 from dlog.io.bookie_questions import read_space
+from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 from dlog.io.ledgers import LedgersOptions
 from dlog.io.tls import client_context
 from dlog.model.ids import LedgerId
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code
 from tests.certificates import Authority, Certificate
-from tests.integration.cluster import BookieCluster
+from tests.integration.cluster import BookieCluster, start_bookies
 from tests.interop.java_peer import JavaLedgers, JavaPeer
 from tests.interop.payloads import numbered, read_all, refused, sized
 
@@ -120,3 +122,30 @@ def test_commands_ask_bookies_under_tls_if_the_section_has_it(
         assert done.return_value == code and [row["alive"] for row in rows] == [code == 0] * 3, rows
         assert all((row["free_bytes"] is not None) is (code == 0) for row in rows)
     assert CliRunner().invoke(bookie, ["gc", *command], standalone_mode=False).return_value == 1
+
+
+@pytest.fixture
+def tls_only(zookeeper: EmbeddedZooKeeper, authority: Authority, tmp_path: Path) -> Iterator[BookieCluster]:
+    """Three bookies that require TLS."""
+    issued = authority.issue("bookie")
+    flags = ("--tls-certificate", str(issued.certificate), "--tls-key", str(issued.key), "--tls-required")
+    cluster = start_bookies(zookeeper, tmp_path / "bookies", 3, *flags)
+    yield cluster
+    cluster.close()
+
+
+@pytest.mark.parametrize("v3", [True, False])
+async def test_java_and_we_where_tls_is_required(
+    java: JavaPeer,
+    tls_only: BookieCluster,
+    authority: Authority,
+    shown: Certificate,
+    under_tls: BookieClientOptions,
+    v3: bool,
+) -> None:
+    theirs = JavaLedgers(java, tls_only.hosts, v3=v3, tls=(shown.certificate, shown.key, authority.ca))
+    writer = await theirs.create()
+    assert await writer.add([b"a", b"b"]) == [0, 1]
+    async with tls_only.ledgers(transport=replace(under_tls, protocol="v3" if v3 else "v2")) as ours:
+        assert (await ours.recover(LedgerId(writer.id))).last_entry == 1
+        assert await read_all(ours, writer.id) == [b"a", b"b"]

@@ -10,12 +10,23 @@ A long poll is answered at once, as if nobody knew what it is.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
+from dlog.bookie.messages import CopiesToFree, CopiesToSeal, CopiesToUnseal
 from dlog.machine import Effect, Fact, PeerLost, Persist, Persisted, Received, Send
-from dlog.model.ids import EntryId
+from dlog.model.ids import EntryId, LedgerId
 from dlog.wire.bookie import AddEntry, BatchRead, BatchReadDone, Code, EntryAdded, EntryRead, ReadEntry
-from dlog.wire.bookie_v3_messages import ForceLedger, LedgerForced, ReadWithLac, ReadWithLacDone
+from dlog.wire.bookie_v3_messages import (
+    ForceLedger,
+    LacRead,
+    LacWritten,
+    LedgerForced,
+    ReadLac,
+    ReadWithLac,
+    ReadWithLacDone,
+    WriteLac,
+)
 from dlog.wire.digest import is_same_entry
 
 
@@ -53,11 +64,18 @@ class BookieModel:
         self.ailments = ailments
         self.token = records[-1][0] if records else 0
         self.waiting: list[tuple[int, Any, Any]] = []  # token, peer, request
+        self.lacs: dict[int, bytes] = {}  # explicit ones, by ledger
+        self.sealed: set[int] = set()
+        self.records = records
+        self.on_freed: Callable[[bool], None] = lambda _: None
+        self.on_rewritten: Callable[[], None] = lambda: None
         for _, record in records:
             if record[0] == "fence":
                 self.fenced.add(record[1])
             elif record[0] == "add":
                 self.store(*record[1:])
+            elif record[0] == "lac":
+                self.lacs[record[1]] = record[2]
 
     def handle(self, fact: Fact) -> list[Effect]:
         match fact:
@@ -65,6 +83,10 @@ class BookieModel:
                 return self.add(peer, add)
             case Received(peer, ForceLedger() as force):
                 return self.persist(peer, force, ("force", force.ledger))
+            case Received(peer, WriteLac() as update):
+                return self.persist(peer, update, ("lac", update.ledger, update.packet))
+            case Received(peer, ReadLac(ledger)):
+                return [Send(peer, self.read_lac(ledger))]
             case Received(peer, ReadEntry(fence=True) as read):
                 return self.fence(peer, read)
             case Received(peer, ReadEntry() as read):
@@ -81,13 +103,41 @@ class BookieModel:
                 return [Send(peer, self.after_durable(asked)) for _, peer, asked in done]
             case PeerLost():
                 return []
+            case CopiesToSeal(ledger):
+                if not self.waiting:
+                    self.sealed.add(ledger)
+                return []
+            case CopiesToUnseal(ledger):
+                self.sealed.discard(ledger)
+                return []
+            case CopiesToFree(ledgers):
+                self.free(min(ledgers))
+                return []
         raise AssertionError(f"not a fact of a bookie: {fact!r}")
+
+    def is_sealed(self, ledger: int) -> bool:
+        return ledger in self.sealed
+
+    def free(self, ledger: int) -> None:
+        """Forget the entries of a sealed ledger, but not its fence."""
+        is_idle = ledger in self.sealed and not self.waiting
+        self.sealed.discard(ledger)
+        if is_idle:
+            self.entries = {key: packet for key, packet in self.entries.items() if key[0] != ledger}
+            self.last.pop(ledger, None)
+            self.fenced.add(ledger)
+            self.records[:] = [(token, kept) for token, kept in self.records if kept[1] != ledger]
+            self.records.append((self.token, ("fence", ledger)))
+            self.on_rewritten()
+        self.on_freed(is_idle)
 
     def add(self, peer: Any, add: AddEntry) -> list[Effect]:
         if self.ailments.hangs:
             return []
         if add.ledger in self.fenced and not add.recovery:
             return [Send(peer, EntryAdded(add.ledger, add.entry, Code.FENCED))]
+        if add.ledger in self.sealed:
+            return [Send(peer, EntryAdded(add.ledger, add.entry, Code.READ_ONLY))]
         if self.ailments.read_only and not add.high_priority:
             return [Send(peer, EntryAdded(add.ledger, add.entry, Code.READ_ONLY))]
         if self.ailments.is_ill():
@@ -113,6 +163,8 @@ class BookieModel:
         self.last[ledger] = max(self.last.get(ledger, -1), entry)
 
     def fence(self, peer: Any, read: ReadEntry) -> list[Effect]:
+        if read.ledger in self.sealed:
+            return [Send(peer, EntryRead(read.ledger, read.entry, Code.TOO_MANY_REQUESTS, b"", fence=True))]
         self.fenced.add(read.ledger)
         return self.persist(peer, read, ("fence", read.ledger))
 
@@ -124,10 +176,19 @@ class BookieModel:
     def after_durable(self, asked: Any) -> Any:
         if isinstance(asked, AddEntry):
             return EntryAdded(asked.ledger, asked.entry, Code.OK)
+        if isinstance(asked, WriteLac):
+            self.lacs[asked.ledger] = asked.packet
+            return LacWritten(asked.ledger, Code.OK)
         if isinstance(asked, ForceLedger):
             code = Code.IO_ERROR if self.ailments.is_ill() else Code.OK
             return LedgerForced(asked.ledger, code, asked.number)
         return self.read(asked)
+
+    def read_lac(self, ledger: LedgerId) -> LacRead:
+        last, explicit = self.read(ReadEntry(ledger, EntryId(-1))), self.lacs.get(ledger, b"")
+        if last.code is Code.OK or (explicit and last.code in (Code.NO_ENTRY, Code.NO_LEDGER)):
+            return LacRead(ledger, Code.OK, self.ailments.perhaps_damaged(explicit) if explicit else b"", last.packet)
+        return LacRead(ledger, last.code)
 
     def read(self, read: ReadEntry) -> EntryRead:
         entry = self.last.get(read.ledger, -1) if read.entry == -1 else read.entry

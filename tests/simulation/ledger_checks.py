@@ -39,7 +39,7 @@ from dlog.model.ids import BookieId, EntryId
 from dlog.model.ledger import LedgerKey, LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import AddEntry, Code, EntryAdded, EntryRead, ReadEntry
-from dlog.wire.bookie_v3_messages import ReadWithLacDone
+from dlog.wire.bookie_v3_messages import ReadWithLacDone, WriteLac
 from dlog.wire.digest import ENTRY_HEAD, Digest
 from tests.simulation.kernel import S, Simulation, Violation
 from tests.simulation.network import Host
@@ -231,6 +231,8 @@ class LedgerChecks:
                     self._see_left_out(message)
                     self.failed.discard(str(effect.peer))
                 self._see_add(message)
+            elif isinstance(message, WriteLac) and message.lac > self.lac:
+                raise Violation("L5", f"bookies are told LAC {message.lac}, confirmed is {self.lac}")
             elif isinstance(message, ReadEntry) and host.address in self.searching:
                 self._see_search(host, message)
         elif isinstance(effect, Tell):

@@ -20,6 +20,7 @@ Styles of plan:
 - "deferred": as "churn", "swarm" or "orphan", of a ledger with deferred sync that is forced now and then, with bookies
   that crash or lose power with what they have not synced;
 - "polled": as "swarm" or "told", with entries all along, and a reader that has long polls;
+- "explicit": as "calm", and the writer tells the LAC by itself; readers read everything before it closes the ledger;
 - "calm": no recovery until the writer is done: after the faults everything must be confirmed (half of "churn" too).
 """
 
@@ -50,6 +51,7 @@ STYLES = (
     "hung",
     "deferred",
     "polled",
+    "explicit",
     "calm",
 )
 
@@ -59,7 +61,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     rng = random.Random(f"{style}/{seed}/plan")
     draws = {"swarm": _draw_swarm, "calm": _draw_swarm, "churn": _draw_churn, "scope": _draw_scope}
     draws |= {"frozen": _draw_frozen, "orphan": _draw_orphan, "told": _draw_churn, "restored": _draw_restored}
-    draws |= {"deferred": _draw_deferred, "polled": _draw_polled}
+    draws |= {"deferred": _draw_deferred, "polled": _draw_polled, "explicit": _draw_explicit}
     draws |= {"racked": _draw_racked, "regions": _draw_racked, "delayed": _draw_delayed, "hung": _draw_hung}
     plan = draws[style](seed, rng, style)
     if style == "told":
@@ -111,6 +113,12 @@ def _draw_swarm(seed: int, rng: random.Random, style: str) -> Plan:
     if rng.random() < 0.4:
         faults += tuple(_draw_ailment(rng, names, duration) for _ in range(rng.randint(1, 3)))
     return Plan(seed=seed, config=config, faults=faults)
+
+
+def _draw_explicit(seed: int, rng: random.Random, style: str) -> Plan:
+    plan = _draw_swarm(seed, rng, "calm")
+    polls = {"long_poll_s": rng.choice((0.05, 0.5))} if rng.random() < 0.5 else {}
+    return with_config(plan, style=style, explicit_lac_s=rng.choice((0.01, 0.2, 1.0)), **polls)
 
 
 def _draw_ailment(rng: random.Random, bookies: Collection[str], duration: float) -> Fault:

@@ -29,7 +29,16 @@ from dlog.model.location import NetworkLocation
 from dlog.model.quorum import Quorum
 from dlog.options import draw
 from dlog.wire.bookie import AddEntry, BatchRead, BatchReadDone, EntryAdded, EntryRead, ReadEntry
-from dlog.wire.bookie_v3_messages import ForceLedger, LedgerForced, ReadWithLac, ReadWithLacDone
+from dlog.wire.bookie_v3_messages import (
+    ForceLedger,
+    LacRead,
+    LacWritten,
+    LedgerForced,
+    ReadWithLac,
+    ReadWithLacDone,
+    WriteLac,
+)
+from dlog.wire.bookie_v3_messages import ReadLac as ReadExplicitLac
 from dlog.wire.digest import Digest
 from tests.simulation.bookie_model import Ailments, BookieModel
 from tests.simulation.kernel import Simulation, Violation, judged
@@ -76,6 +85,7 @@ MUST_REACH = (
     "ack_quorum_timeout",
     "forced",
     "long_poll_waited",
+    "read_before_the_close",
 )
 CHANGES = ("ensemble_change", "recovery_changed_ensemble")
 RARE = ("recovery_failed", "read_failed", "fault.meta_late", "fault.hold_kth", "fault.power")
@@ -97,6 +107,10 @@ class BookieTransport:
             return ("force", message.number)
         if isinstance(message, ReadWithLac):
             return ("poll", message.ledger)
+        if isinstance(message, WriteLac):
+            return ("tell", message.ledger)
+        if isinstance(message, ReadExplicitLac):
+            return ("lac", message.ledger)
         return None
 
     def answer(self, message: Any) -> Any:
@@ -110,6 +124,10 @@ class BookieTransport:
             return ("force", message.number)
         if isinstance(message, ReadWithLacDone):
             return ("poll", message.ledger)
+        if isinstance(message, LacWritten):
+            return ("tell", message.ledger)
+        if isinstance(message, LacRead):
+            return ("lac", message.ledger)
         return None
 
 
@@ -175,6 +193,7 @@ class LedgerWorld:
             delayed_change=config.get("delayed_change", False),
             ack_quorum_timeout_s=config.get("ack_quorum_timeout_s", 0.0),
             delay_max_s=config.get("delay_max_s", AddingOptions().delay_max_s),
+            explicit_lac_s=config.get("explicit_lac_s", 0.0),
         )
         if "confirmed_by_s" in config:
             adding = replace(adding, give_up_s=15.0, replace_retry_s=0.1)
@@ -203,7 +222,12 @@ class LedgerWorld:
 
     def start_tail(self, node: Node) -> None:
         metadata = self.sim.metadata.values[KEY].value
-        tailing = replace(draw(TailingOptions, self.options), long_poll_s=self.config.get("long_poll_s", 0.0))
+        explicit = "explicit_lac_s" in self.config
+        tailing = replace(
+            draw(TailingOptions, self.options),
+            long_poll_s=self.config.get("long_poll_s", 0.0),
+            explicit_lac=explicit,
+        )
         tailer = self.parts.get("tailer", LedgerTailer)(LEDGER, metadata, self.digest, tailing)
         self.sim.place(TAIL, "t/tailer", tailer)
         reader = self.parts.get("reader", EntryReader)(
@@ -424,6 +448,9 @@ class LedgerWorld:
         if config["calm"]:
             self.demand(lambda: self.is_answered, "an add was never answered")
             self.demand(lambda: not self.forcing, "a force was never answered")
+            if "explicit_lac_s" in config and not self.adder.is_dead:
+                self.demand(lambda: self.next_read > self.checks.lac, "the tail never read the last entry")
+                sim.reach("read_before_the_close")
             if not self.adder.is_dead:
                 self.close()
                 self.demand(lambda: self.close_result is not None, "the close was never answered")

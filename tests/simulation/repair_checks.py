@@ -1,5 +1,5 @@
-"""Checks of a ledger whose copies are made again: L13 and L15 to L18, made whenever metadata changes, by what bookies
-hold, and of L18 by what they answered.
+"""Checks of a ledger whose copies are made again: L13, L15 to L18, L31 and L34, made whenever metadata changes, by what
+bookies hold, and of L18 by what they answered.
 
 A bookie that lost its disk counts as a holder of what it held until then where a writer or a recovery relied on it, and
 not where live copies are counted.
@@ -51,6 +51,9 @@ class RepairChecks(LedgerChecks):
         super().__init__(*args, **kw)
         self._requests: dict[str, RequestSeen] = {}  # the last of each host
         self._targets = {}  # host and entry -> the bookie that it was copied to last
+        self._freed: dict[BookieId, set[int]] = {}  # entries that a bookie freed, and was not given again
+        self._lost_at: dict[BookieId, int] = {}
+        self._look_at: dict[BookieId, int] = {}  # when the last look of a bookie for moved copies began
 
     def lose(self, bookie: BookieId) -> None:
         """Empty the disk of a bookie that is down."""
@@ -58,6 +61,7 @@ class RepairChecks(LedgerChecks):
         self.sim.disk(bookie).durable.clear()
         self._scanned[bookie] = 0
         self.lost |= {bookie}
+        self._lost_at[bookie] = self.sim.now
 
     def forget(self, bookie: BookieId, entries: Collection[int]) -> None:
         """Take entries from the disk of a bookie that is down."""
@@ -67,6 +71,52 @@ class RepairChecks(LedgerChecks):
         self._scanned[bookie] = len(disk.durable)
         for entry in entries:
             self._holds[bookie].pop(entry, None)
+
+    # ---- copies that were moved away ---------------------------------------------------------------------------------
+
+    def looks(self, bookie: BookieId) -> None:
+        """Note that a bookie begins to look for copies that it may free."""
+        self._look_at[bookie] = self.sim.now
+
+    def doubt(self) -> str:
+        """Why not all copies are now on the bookies that metadata names and in reach."""
+        value = self.sim.metadata.values.get(self.key)
+        if value is None or not value.value.is_closed:
+            return "the ledger is open or deleted"
+        for entry in range(value.value.last_entry + 1):
+            named = set(value.value.bookies_of(entry))
+            if self.live(entry, named) != named or not all(self.sim.machine(bookie) for bookie in named):
+                return "copies are missing or out of reach"
+        return ""
+
+    def holds(self, bookie: BookieId) -> bool:
+        """Whether the bookie has any entry on stable storage."""
+        self._scan()
+        return bool(self._holds[bookie])
+
+    def freed(self, bookie: BookieId) -> None:
+        """Check that a bookie might free the copies that it has just taken from its disk."""
+        self.sim.reach("freed")
+        held = self._holds[bookie]
+        self._freed.setdefault(bookie, set()).update(held)
+        held.clear()
+        self._fenced.discard(bookie)
+        self._scanned[bookie] = 0
+        self._scan()
+        if bookie not in self._fenced:
+            raise Violation("L34", f"{bookie} freed its copies, and would take entries of an old writer")
+        if self.deleted:
+            return
+        value = self.metadata
+        if not value.is_closed:
+            raise Violation("L31", f"{bookie} freed copies of a ledger that is not closed")
+        for entry in range(value.last_entry + 1):
+            named = value.bookies_of(entry)
+            if bookie in named:
+                raise Violation("L31", f"{bookie} freed its copy of entry {entry}, which metadata says it holds")
+            gone = [b for b in named if b in self._lost_at and self._lost_at[b] < self._look_at[bookie]]
+            if gone:
+                raise Violation("L31", f"{bookie} freed its copy of entry {entry}, and {gone} had lost theirs")
 
     def live(self, entry: int, bookies: Iterable[BookieId], new: Collection[BookieId] = ()) -> set[BookieId]:
         """Those of the bookies that hold the entry on a disk that is not lost. new: not yet named by metadata; what
@@ -97,10 +147,14 @@ class RepairChecks(LedgerChecks):
     def _check_entry(self, entry: int, before: tuple[BookieId, ...], after: tuple[BookieId, ...]) -> None:
         """Check an entry for which metadata names other bookies than before."""
         new = set(after) - set(before)
+        if new & self._freed.keys():
+            self.sim.reach("freed_and_chosen_again")
         if len(set(after)) < len(after):
             raise Violation("L15", f"metadata names a bookie twice for entry {entry}: {after}")
         for bookie in sorted(new):
             if bookie not in self.holders(entry):
+                if entry in self._freed.get(bookie, ()):
+                    raise Violation("L31", f"metadata names {bookie} for entry {entry}, of which it freed its copy")
                 raise Violation("L15", f"metadata says that {bookie} holds entry {entry}: {before} -> {after}")
             self.check_bytes(bookie, entry)
         held, holding = self.live(entry, before), self.live(entry, after, new)

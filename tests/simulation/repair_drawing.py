@@ -8,6 +8,7 @@ Styles of plan:
   may have few fragments;
 - "race": two repairers at once, one of which is paused for long, and metadata that answers badly;
 - "cut": as "sealed", and repairers that give up early cannot reach most bookies for some time;
+- "moved": as "sealed", and what bookies hold is moved to others and back, while those it was moved from free it;
 - "restored": spares of which some hold another ledger under the same id.
 """
 
@@ -20,7 +21,7 @@ from tests.simulation.ledger_drawing import RECOVERERS, TAIL, WRITER, with_confi
 from tests.simulation.plan import EVERY_KIND, Fault, FaultKind, Plan, draw_faults
 
 REPAIRERS = ("p1", "p2")
-STYLES = ("swarm", "sealed", "open", "scarce", "race", "cut", "restored")
+STYLES = ("swarm", "sealed", "open", "scarce", "race", "cut", "restored", "moved")
 # with an ack quorum of 1 no bookie may be lost for good: they are only drained
 QUORUMS = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (3, 3, 3), (5, 5, 3), (3, 2, 1), (2, 2, 1))
 MARKS = ("bookie_gone", "repair_asked", "copied", "repaired_ensemble", "recovery")
@@ -73,11 +74,15 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     if style == "scarce":
         config["patience"] = [rng.choice((1, 2)), 0.005]
         config["fragments_max"] = rng.choice((5, 7, 500))
+    if style == "moved":
+        config["repair_at"] = []
+        config["move_at"] = sorted((duration * rng.uniform(0.5, 1.5), rng.choice(REPAIRERS)) for _ in range(12))
+        config["look_at"] = sorted(duration * rng.uniform(0.5, 1.6) for _ in range(12))
     if style == "cut":
         config["patience"] = [rng.choice((1, 2)), rng.choice((0.005, 0.05))]
         config["timeout_s"] = 0.05
     draws = {"swarm": _draw_swarm, "sealed": _draw_sealed, "open": _draw_sealed, "scarce": _draw_scarce}
-    draws |= {"race": _draw_race, "cut": _draw_cut, "restored": _draw_sealed}
+    draws |= {"race": _draw_race, "cut": _draw_cut, "restored": _draw_sealed, "moved": _draw_race}
     faults = draws[style](rng, names, duration)
     if style != "swarm":
         faults += _draw_changes(rng, names, duration, often=style == "open")

@@ -23,6 +23,7 @@ from dlog.options import draw
 from tests.simulation.kernel import Violation
 from tests.simulation.ledger_drawing import RECOVERERS
 from tests.simulation.ledger_world import KEY, LEDGER, PASSWORD, SETTLE_S, LedgerWorld, run_world
+from tests.simulation.moved_copies import Mover
 from tests.simulation.network import Node
 from tests.simulation.plan import Plan
 from tests.simulation.repair_checks import RepairChecks
@@ -46,6 +47,9 @@ MUST_REACH = (
     "settled_unknown",
     "written_again",
     "not_found",
+    "moved",
+    "freed",
+    "freed_and_chosen_again",
 )
 RARE = ("unreadable", "repaired_while_open", "read_failed", "fault.power")
 CHECKER = "c"  # node of the verifier and of the last reader
@@ -66,6 +70,21 @@ class RepairWorld(LedgerWorld):
         for name in REPAIRERS:
             self.sim.node(name, start=self.start_repairer)
         self.sim.node(CHECKER)
+        self.movers_rng = random.Random(f"{plan.seed}/movers")
+        if "move_at" in self.config:
+            for bookie in self.bookies:
+                self.start_mover(bookie)
+
+    def start_bookie(self, node: Node) -> None:
+        super().start_bookie(node)
+        name = BookieId(node.name)
+        self.sim.machine(name).on_rewritten = lambda: self.checks.freed(name)
+        if "move_at" in self.config and hasattr(self, "movers_rng"):
+            self.start_mover(name)
+
+    def start_mover(self, name: BookieId) -> None:
+        mover = Mover(self, name, LEDGER, random.Random(self.movers_rng.random()))
+        self.sim.place(name, f"{name}/moved", mover)
 
     def start_repairer(self, node: Node) -> None:
         repairer = self.parts.get("repairer", LedgerRepairer)
@@ -109,6 +128,42 @@ class RepairWorld(LedgerWorld):
         self.sim.nodes[victim].start = None
         self.sim.crash(victim, power=self.victims.random() < 0.5, for_s=0.0)
         self.checks.lose(victim)
+
+    # ---- ledgers that are moved, and bookies that free what was moved away -------------------------------------------
+
+    def move(self, name: str) -> None:
+        """Have a repairer move what a bookie holds of the closed ledger to others, as a rebalance does."""
+        value = self.checks.metadata
+        named = sorted({b for f in value.fragments for b in f.ensemble if b not in self.gone})
+        if self.sim.healed or name in self.asked or not value.is_closed or not named:
+            return
+        source = self.victims.choice(named)
+        self.sim.reach("moved")
+        self.asked[name] = Repair(frozenset(self.gone) | {source})
+        if self.sim.is_up(name):
+            self.ask_repair(name)
+
+    def look_all(self) -> None:
+        for bookie in self.bookies:
+            self.look(bookie)
+
+    def look(self, bookie: BookieId) -> None:
+        mover = self.sim.machine(f"{bookie}/moved")
+        if mover is not None:
+            mover.look()
+
+    def free_all(self) -> None:
+        """Look until no bookie holds what was moved away."""
+        named = {b for f in self.checks.metadata.fragments for b in f.ensemble}
+        left: list[BookieId] = []
+        for _ in range(20):
+            left = [b for b in self.bookies if b not in named and not self.gone.get(b) and self.checks.holds(b)]
+            if not left:
+                return
+            for bookie in left:
+                self.look(bookie)
+            self.sim.run(until_s=self.sim.now_s + 1.0)
+        raise Violation("L31", f"copies that were moved away are kept for ever by {left}")
 
     # ---- repairs -----------------------------------------------------------------------------------------------------
 
@@ -164,6 +219,10 @@ class RepairWorld(LedgerWorld):
             self.sim.call_in(at_s, self.go_amid_faults, is_lost)
         for at_s, name in self.config["repair_at"]:
             self.sim.call_in(at_s, self.repair, name)
+        for at_s, name in self.config.get("move_at", ()):
+            self.sim.call_in(at_s, self.move, name)
+        for at_s in self.config.get("look_at", ()):
+            self.sim.call_in(at_s, self.look_all)
         super().run()
         self.demand_no_repair()
         self.go(is_lost=self.config["quorum"][2] > 1)
@@ -171,6 +230,9 @@ class RepairWorld(LedgerWorld):
         self.lose_copies()
         self.verify_all()
         self.read_all()
+        if "move_at" in self.config:
+            self.free_all()
+            self.checks.check_whole()
         self.wipe_the_drained()
         self.read_all()
         self.delete_it()

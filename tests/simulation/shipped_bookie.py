@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from dlog.bookie.bookie import Bookie
-from dlog.bookie.journal import Kind, Record, parse_ledger_record
+from dlog.bookie.journal import Kind, Record, ledger_record, parse_ledger_record
 from dlog.bookie.journal_replay import Restored
-from dlog.bookie.messages import Fetch, Fetched, Flush, Flushed, LedgersNew, PollWaits
+from dlog.bookie.messages import (
+    Fetch,
+    Fetched,
+    Flush,
+    Flushed,
+    IndexRewritten,
+    IndexWithout,
+    LedgersNew,
+    PollWaits,
+)
 from dlog.bookie.options import BookieOptions
 from dlog.machine import Effect, Fact, Received, Send, SetTimer, TimerFired
 from dlog.model.ids import EntryId, LedgerId
 from dlog.options import draw
 from dlog.wire.bookie import AddEntry, BatchRead, BatchReadDone, Code, EntryAdded, EntryRead, ReadEntry
-from dlog.wire.bookie_v3_messages import ReadWithLac, ReadWithLacDone
+from dlog.wire.bookie_v3_messages import LacRead, ReadLac, ReadWithLac, ReadWithLacDone
 from dlog.wire.digest import ENTRY_HEAD
 from tests.simulation.bookie_model import Ailments
 
@@ -54,8 +63,11 @@ class ShippedBookie:
         self.ailments = ailments
         self.index = {ledger: {entry: bytes(s.packet) for entry, s in held.items()} for ledger, held in entries.items()}
         self.bookie = Bookie(draw(BookieOptions, random.Random(ailments.rng.random())), rows)
-        self.later: dict[int, Fetched | Flush] = {}
+        self.later: dict[int, Fetched | Flush | IndexWithout] = {}
         self.asked = 0
+        self.records = records
+        self.on_freed: Callable[[bool], None] = lambda _: None
+        self.on_rewritten: Callable[[], None] = lambda: None
 
     def handle(self, fact: Fact) -> list[Effect]:
         if isinstance(fact, Received):
@@ -79,6 +91,8 @@ class ShippedBookie:
             return EntryRead(message.ledger, message.entry, Code.IO_ERROR, b"", message.fence)
         elif isinstance(message, ReadWithLac) and self.ailments.is_ill():
             return ReadWithLacDone(message.ledger, message.entry, Code.TOO_MANY_REQUESTS)
+        elif isinstance(message, ReadLac) and self.ailments.is_ill():
+            return LacRead(message.ledger, Code.IO_ERROR)
         elif isinstance(message, BatchRead) and self.ailments.is_ill():
             return BatchReadDone(message.ledger, message.start, message.request, Code.IO_ERROR)
         return None
@@ -89,7 +103,7 @@ class ShippedBookie:
         for effect in effects:
             if isinstance(effect, Fetch):
                 done.append(self.after_a_while(self.look_up(effect)))
-            elif isinstance(effect, Flush):
+            elif isinstance(effect, Flush | IndexWithout):
                 done.append(self.after_a_while(effect))
             elif (
                 isinstance(effect, Send)
@@ -105,7 +119,10 @@ class ShippedBookie:
                 done.append(effect)
         return done
 
-    def after_a_while(self, thing: Fetched | Flush) -> SetTimer:
+    def is_sealed(self, ledger: int) -> bool:
+        return self.bookie.is_sealed(ledger)
+
+    def after_a_while(self, thing: Fetched | Flush | IndexWithout) -> SetTimer:
         self.asked += 1
         self.later[self.asked] = thing
         return SetTimer(self.asked, self.ailments.rng.random() * 0.002)
@@ -117,10 +134,28 @@ class ShippedBookie:
             packets.append(held[fetch.entry + len(packets)])
         return Fetched(fetch.token, tuple(packets))
 
-    def finish(self, thing: Fetched | Flush) -> Any:
+    def finish(self, thing: Fetched | Flush | IndexWithout) -> Any:
         if isinstance(thing, Fetched):
             return thing
+        if isinstance(thing, IndexWithout):
+            self.rewrite(thing)
+            self.on_freed(bool(thing.rows))
+            return IndexRewritten(tuple(row.ledger for row in thing.rows))
         for ledger, entries in thing.entries.items():
             held = self.index.setdefault(LedgerId(ledger), {})
             held.update({EntryId(entry): bytes(stored.packet) for entry, stored in entries.items()})
         return Flushed()
+
+    def rewrite(self, wanted: IndexWithout) -> None:
+        """Take the ledgers' records out of the journal; what is left is their states."""
+        for row in wanted.rows:
+            self.index.pop(LedgerId(row.ledger), None)
+            states = [ledger_record(row.ledger, row.master_key, row.fenced)]
+            self.records[:] = [
+                (token, kept)
+                for token, group in self.records
+                if (kept := tuple(record for record in group if record.payload[:8] != states[0].payload[:8]))
+            ]
+            self.records.append((0, tuple(states)))
+        if wanted.rows:
+            self.on_rewritten()

@@ -734,10 +734,39 @@ DEFERRED_SYNC = (
     ),
 )
 
+EXPLICIT_LACS = (
+    Mutant(
+        name="bookies are told a LAC that is not confirmed",
+        invariants=("L5",),
+        style="explicit",
+        parts=planted((LedgerAdder, "_tell_lac", "lac = self._window.lac", "lac = self._window.pushed")),
+    ),
+    Mutant(
+        name="a LAC that no entry carries is not told",
+        invariants=("liveness",),
+        style="explicit",
+        parts=planted((LedgerAdder, "_note_timer", "self._tell_lac()", "pass")),
+    ),
+    Mutant(
+        name="a LAC that may not have come to a lost bookie is not told again",
+        invariants=("liveness",),
+        style="explicit",
+        seeds=1500,
+        parts=planted((LedgerAdder, "handle", "self._told_lac = NO_ENTRY", "pass")),
+    ),
+    Mutant(
+        name="a long poll that ended by an explicit LAC is not followed by a read of it",
+        invariants=("liveness",),
+        style="explicit",
+        parts={"tailer": edited(LedgerTailer, ("_note_long_poll", "answer.lac > self.lac", "False"))},
+    ),
+)
+
 MUTANTS = (
     *(*WRITER, *RECOVERY, *LAST_ENTRIES, *RECOVERY_LIVENESS, *BOOKIE, *READERS, *FINDERS, *OLDER_LEDGERS),
     *PLACEMENT,
     *WRITERS_OPTIONS,
     *DEFERRED_SYNC,
     *LONG_POLLS,
+    *EXPLICIT_LACS,
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dlog.bookie.bookie import Bookie
+from dlog.bookie.moved_copies import MovedCopies
 from dlog.ledger.repair import LedgerRepairer, Replacing
 from dlog.ledger.repair_copying import Stripe, StripeCopying
 from dlog.metadata_update import MetadataUpdateLoop
@@ -189,4 +191,79 @@ LIVENESS = (
     ),
 )
 
-MUTANTS = (*COPIES, *METADATA, *ANSWERS, *LIVENESS)
+MOVED = (
+    Mutant(
+        name="a repair names a bookie for what it confirmed before metadata changed",
+        invariants=("L31", "L15"),
+        style="moved",
+        seeds=1500,
+        parts=planted((LedgerRepairer, "_note_found", "self._update.version == self._copied_from", "True")),
+    ),
+    Mutant(
+        name="copies are freed without raising the version of metadata",
+        invariants=("L31",),
+        style="moved",
+        seeds=1500,
+        parts=planted(
+            (
+                MovedCopies,
+                "handle",
+                'return [CompareAndSet(("raise", ledger), LedgerKey(ledger), self._read.value, self._read.version)]',
+                'return self.handle(MetadataSeen(("raise", ledger), Versioned(None, 0)))',
+            ),
+        ),
+    ),
+    Mutant(
+        name="copies are freed though raising the version failed",
+        invariants=("L31",),
+        style="moved",
+        seeds=1500,
+        parts=planted((MovedCopies, "handle", "if not isinstance(outcome, Versioned):", "if False:")),
+    ),
+    Mutant(
+        name="copies are freed though those on other bookies are not whole",
+        invariants=("L31",),
+        style="moved",
+        seeds=1500,
+        parts=planted(
+            (
+                MovedCopies,
+                "handle",
+                "return self._keep(reason) if reason else [SealLedger(ledger)]",
+                "return [SealLedger(ledger)]",
+            ),
+        ),
+    ),
+    Mutant(
+        name="copies are freed though metadata names the bookie",
+        invariants=("L31",),
+        style="moved",
+        parts=planted(
+            (
+                MovedCopies,
+                "_judge",
+                "if not is_moved_away(outcome.value, self._bookie):",
+                "if not outcome.value.is_closed:",
+            ),
+        ),
+    ),
+    Mutant(
+        name="a repair's entries are taken while copies are about to be freed",
+        invariants=("L31", "L15"),
+        style="moved",
+        seeds=1500,
+        parts=planted(
+            (Bookie, "_try_add", "if m.ledger in self._sealed:", "if False:"),
+            (Bookie, "_is_in_index", "and number not in self._dirty", ""),
+            (Bookie, "_is_in_index", "and not self._cache.entries_of(number)", ""),
+        ),
+    ),
+    Mutant(
+        name="a bookie that freed its copies is not fenced",
+        invariants=("L34",),
+        style="moved",
+        parts=planted((Bookie, "_free_copies", "old.master_key, True, -1", "old.master_key, old.fenced, -1")),
+    ),
+)
+
+MUTANTS = (*COPIES, *METADATA, *ANSWERS, *LIVENESS, *MOVED)

@@ -16,8 +16,14 @@ from dlog.bookie.messages import (
     CheckpointDue,
     CollectAsked,
     CollectDue,
+    CopiesToFree,
+    CopiesToSeal,
+    CopiesToUnseal,
     Fetch,
     Fetched,
+    Flushed,
+    IndexRewritten,
+    IndexWithout,
     LedgersMarkedDeleted,
     LedgersNew,
     LedgersToDelete,
@@ -720,3 +726,104 @@ class TestBuried:
         assert machine.known() == {1: 2}
         (flush,) = machine.handle(CheckpointDue())
         assert flush.rows == (LedgerRow(1, KEY, False, -1, 3, 2),)
+
+
+class TestMovedAway:
+    """Ledgers whose copies other bookies hold now."""
+
+    LEFT = LedgerRow(1, KEY, True, -1, -1, 3)
+
+    def sealed(self, *facts: Any) -> Bookie:
+        machine = Bookie(OPTIONS, [LedgerRow(1, KEY, False, 2, 3, 3)])
+        machine.handle(CopiesToSeal(1))
+        assert machine.is_sealed(1)
+        for fact in facts:
+            machine.handle(fact)
+        return machine
+
+    def freed(self) -> Bookie:
+        machine = self.sealed()
+        assert machine.handle(CopiesToFree(frozenset({1, 9}))) == [IndexWithout((self.LEFT,))]
+        machine.handle(IndexRewritten((1,)))
+        assert not machine.is_sealed(1)
+        return machine
+
+    def code(self, machine: Bookie, request: Any) -> Code:
+        (sent,) = machine.handle(Received("c", request))
+        code: Code = sent.message.code
+        return code
+
+    def test_takes_nothing_while_it_is_sealed(self) -> None:
+        for machine in (self.sealed(), self.sealed(CopiesToFree(frozenset({1})))):
+            assert self.code(machine, add(1, 2, recovery=True)) is Code.READ_ONLY
+            assert self.code(machine, add(1, 4, recovery=True)) is Code.READ_ONLY
+            assert self.code(machine, add(1, 4)) is Code.FENCED
+            assert self.code(machine, fence(1, 0)) is Code.TOO_MANY_REQUESTS
+        assert self.code(self.sealed(), read(1, 9)) is Code.NO_ENTRY, "reads are served as before"
+
+    def test_goes_on_as_before_if_the_seal_ends(self) -> None:
+        machine = self.sealed(CopiesToUnseal(1))
+        (persist,) = machine.handle(Received("c", add(1, 4)))
+        assert isinstance(persist, Persist)
+
+    def test_is_fenced_and_takes_a_repairs_entries_again_once_its_copies_are_freed(self) -> None:
+        machine = self.freed()
+        assert self.code(machine, add(1, 9)) is Code.FENCED
+        (persist,) = machine.handle(Received("c", add(1, 2, recovery=True)))
+        assert isinstance(persist, Persist), "what was held before counts no more"
+        (sent,) = machine.handle(Persisted(persist.token))
+        assert sent.message.code is Code.OK
+        assert self.code(machine, read(1, 2)) is Code.OK
+        assert self.code(machine, read(1, 9)) is Code.NO_ENTRY
+
+    def test_denies_nothing_while_it_has_no_entries(self) -> None:
+        for machine in (self.freed(), Bookie(OPTIONS, [self.LEFT], moved=[1])):
+            for entry in (-1, 0, 9):
+                assert self.code(machine, read(1, entry)) is Code.TOO_MANY_REQUESTS, "old metadata named it"
+        assert self.code(Bookie(OPTIONS, [self.LEFT]), read(1, 0)) is Code.NO_ENTRY, "it was only fenced"
+
+    def test_is_as_before_if_the_index_could_not_be_rewritten(self) -> None:
+        machine = self.sealed(CopiesToFree(frozenset({1})), IndexRewritten((1,), frozenset({1})))
+        assert not machine.is_sealed(1)
+        assert machine.with_entries() == [1]
+        (fetch,) = machine.handle(Received("c", read(1, 2)))
+        assert isinstance(fetch, Fetch)
+        (flush,) = machine.handle(CheckpointDue())
+        assert flush.rows == (LedgerRow(1, KEY, False, 2, 3, 3),)
+
+    def test_is_not_sealed_while_records_are_not_in_the_index(self) -> None:
+        machine = Bookie(OPTIONS)
+        (_, persist) = machine.handle(Received("c", add(1, 0)))
+        for fact in (Persisted(persist.token), CheckpointDue()):
+            machine.handle(CopiesToSeal(1))
+            assert not machine.is_sealed(1)
+            machine.handle(fact)
+        machine.handle(CopiesToSeal(1))
+        assert not machine.is_sealed(1), "the flush runs"
+        machine.handle(Flushed())
+        machine.handle(CopiesToSeal(1))
+        assert machine.is_sealed(1)
+
+    def test_is_not_freed_while_an_entry_is_being_read(self) -> None:
+        machine = self.sealed()
+        (fetch,) = machine.handle(Received("c", read(1, 2)))
+        assert machine.handle(CopiesToFree(frozenset({1}))) == [IndexWithout(())]
+        assert not machine.is_sealed(1), "the next look begins anew"
+        (sent,) = machine.handle(Fetched(fetch.token, (packet(1, 2),)))
+        assert sent.message.code is Code.OK
+
+    def test_what_was_read_before_is_not_taken_for_a_copy(self) -> None:
+        machine = Bookie(OPTIONS, [LedgerRow(1, KEY, False, 2, 3)])
+        (fetch,) = machine.handle(Received("c", read(1, 2)))
+        machine.handle(Fetched(fetch.token, (packet(1, 2),)))
+        for fact in (CopiesToSeal(1), CopiesToFree(frozenset({1})), IndexRewritten((1,))):
+            machine.handle(fact)
+        (persist,) = machine.handle(Received("c", add(1, 3, recovery=True)))
+        machine.handle(Persisted(persist.token))
+        (fetch,) = machine.handle(Received("c", add(1, 2, recovery=True)))
+        assert isinstance(fetch, Fetch), "it looks on disk, not in the read cache"
+
+    def test_a_salvaged_bookie_frees_nothing(self) -> None:
+        machine = Bookie(OPTIONS, [LedgerRow(1, KEY, False, 2, 3)], limbo=True)
+        machine.handle(CopiesToSeal(1))
+        assert machine.with_entries() == [] and not machine.is_sealed(1)

@@ -371,6 +371,67 @@ def test_a_damaged_list_of_what_is_gone_is_refused() -> None:
 
 
 @on_both
+def test_entries_that_were_moved_away_leave_the_index_and_their_logs_are_deleted() -> None:
+    disk = SimulatedDisk()
+    made = ledger_dir(disk, 5000)
+    made.load()
+    for ledger in (1, 2, 3):  # an entry fills a log
+        made.flush(half((ledger, 0), body=bytes(5000)), [row(ledger, 0)], FIRST_MARKS)
+    made.flush(half((1, 1), (2, 1)), [row(1, 1), row(2, 1)], FIRST_MARKS)
+    left = row(1, fenced=True)
+    made.drop_entries([left])
+    for again in (made, directory(disk)):
+        assert again.lookup(1, 0, 1, 1 << 20) == again.lookup(1, 1, 1, 1 << 20) == []
+        assert again.lookup(2, 1, 1, 1 << 20) == [packet(2, 1)]
+        assert list(again.moved) == [1]
+        assert [list(runs) for runs in again.entry_runs(1)] in ([], [[]])
+    assert next(r for r in ledger_dir(disk, 5000).load() if r.ledger == 1) == left
+    usage = made.collect()
+    assert len(names(disk, "entries-")) == 3 and usage.reclaimed_bytes >= 5000
+    again = directory(disk)
+    assert again.lookup(2, 0, 1, 1 << 20) == [packet(2, 0, bytes(5000))]
+
+
+@on_both
+def test_entries_that_come_back_after_they_were_moved_away_are_live() -> None:
+    disk = SimulatedDisk()
+    made = ledger_dir(disk, 5000)
+    made.load()
+    made.flush(half((1, 0), body=bytes(5000)), [row(1, 0)], FIRST_MARKS)
+    made.drop_entries([row(1, fenced=True)])
+    made.flush(half((1, 0), body=bytes(5000)), [row(1, 0, fenced=True)], FIRST_MARKS)
+    assert len(names(disk, "entries-")) == 2
+    assert made.collect().reclaimed_bytes >= 5000
+    assert len(names(disk, "entries-")) == 1
+    for again in (made, directory(disk)):
+        assert again.lookup(1, 0, 1, 1 << 20) == [packet(1, 0, bytes(5000))]
+        assert again.collect().reclaimed_bytes == 0
+
+
+@on_both
+def test_a_log_with_what_was_moved_away_is_compacted_without_it() -> None:
+    disk = SimulatedDisk()
+    made = ledger_dir(disk, 5000)
+    made.load()
+    made.flush(half((1, 0), body=bytes(5000)) | half((2, 0)), [row(1, 0), row(2, 0)], FIRST_MARKS)
+    made.drop_entries([row(1, fenced=True)])
+    assert made.compact(0.5, 1 << 20) and made.compact(0.5, 1 << 20) == 0
+    assert made.collect().live_bytes < 1000
+    assert made.lookup(2, 0, 1, 1 << 20) == [packet(2, 0)] and made.lookup(1, 0, 1, 1 << 20) == []
+
+
+@on_both
+def test_a_damaged_list_of_what_was_moved_away_is_refused() -> None:
+    disk = SimulatedDisk()
+    made = directory(disk)
+    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARKS)
+    made.drop_entries([row(1, fenced=True)])
+    disk.flip_bit(f"{DIR}/MOVED", 70)
+    with pytest.raises(DamagedError, match="MOVED"):
+        directory(disk)
+
+
+@on_both
 def test_a_reader_under_way_goes_on_in_a_log_that_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     made = directory(SimulatedDisk())
     made.flush(half((1, 0)), [row(1, 0)], FIRST_MARKS)

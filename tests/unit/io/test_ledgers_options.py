@@ -25,6 +25,8 @@ from dlog.ledger.ledger_options import LedgerOptions
         ({"bookie_tls_ca": "ca.pem", "bookie_tls_certificate": "c.pem"}, "must be given together"),
         ({"bookie_tls_certificate": "c.pem", "bookie_tls_key": "c.key"}, "needs bookie_tls_ca"),
         ({"bookie_protocol": "v1"}, "v2 or v3"),
+        ({"explicit_lac_s": 1.0}, "needs bookie_protocol v3"),
+        ({"explicit_lac_s": -1.0, "bookie_protocol": "v3"}, "at least 0"),
         ({"placement": "zone"}, "one of auto, random, rack, region"),
     ],
 )
@@ -48,6 +50,7 @@ def test_every_option_of_the_section_reaches_the_part_that_it_is_for() -> None:
         bookie_tls_key="client.key",
         bookie_tls_check_hostname=True,
         ack_quorum_timeout_s=10.0,
+        explicit_lac_s=12.0,
         speculate_s=11.0,
         speculate_min_s=0.5,
     )
@@ -55,6 +58,7 @@ def test_every_option_of_the_section_reaches_the_part_that_it_is_for() -> None:
     assert made.placement.placement == "rack" and made.vet_s == 0.125
     found: list[object] = [made.disk_weight_max, made.disk_ask_s, made.quarantine_failures, made.quarantine_s]
     found += [made.adding.ensemble_changes_max, made.adding.delayed_change, made.adding.ack_quorum_timeout_s]
+    found.append(made.adding.explicit_lac_s)
     found += [made.reading.speculate_s, made.reading.speculate_min_s]
     bookies = BookieClientOptions().configured(section)
     found += [bookies.protocol, bookies.tls_ca, bookies.tls_certificate, bookies.tls_key, bookies.tls_check_hostname]

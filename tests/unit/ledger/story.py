@@ -38,7 +38,7 @@ from dlog.model.ledger import DigestType, Fragment, LedgerMetadata, LedgerState
 from dlog.model.location import NetworkLocation
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import AddEntry, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
-from dlog.wire.bookie_v3_messages import ReadWithLac, ReadWithLacDone
+from dlog.wire.bookie_v3_messages import LacRead, ReadLac, ReadWithLac, ReadWithLacDone, WriteLac
 from dlog.wire.digest import Digest
 
 LEDGER = LedgerId(7)
@@ -125,6 +125,11 @@ class Story:
         """The end of a long poll of this bookie."""
         return self.hear(Received(bookie, ReadWithLacDone(LEDGER, EntryId(-1), code, data, EntryId(999))))
 
+    def tells(self, bookie: str, explicit: int | None, last: bytes = b"", *, code: Code = Code.OK) -> list[str]:
+        """A bookie answers a read of its LAC."""
+        lac = b"" if explicit is None else DIGEST.pack_lac(explicit)
+        return self.hear(Received(bookie, LacRead(LEDGER, code, lac, last)))
+
     def lost(self, *bookies: str) -> list[str]:
         return self.hear(*(PeerLost(b, "gone") for b in bookies))
 
@@ -169,6 +174,10 @@ def line(effect: Effect) -> str:
             return f"read {read.entry} of {peer}{' fencing' if read.fence else ''}"
         case Send(peer, ReadWithLac(previous_lac=previous, timeout_ms=wait_ms)):
             return f"wait at {peer} for a LAC above {previous} wait_ms={wait_ms}"
+        case Send(peer, WriteLac(_, lac)):
+            return f"tell {peer} lac={lac}"
+        case Send(peer, ReadLac()):
+            return f"read lac of {peer}"
         case Send(peer, BatchRead() as read):
             return f"read {read.start}+{read.max_count} of {peer} max={read.max_bytes}"
         case CompareAndSet(_, _, value, version):

@@ -17,6 +17,7 @@ from dlog.model.ids import NO_ENTRY, BookieId
 from dlog.model.ledger import LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code, EntryRead
+from dlog.wire.bookie_v3_messages import LacWritten
 from tests.unit.ledger.story import DIGEST, LEDGER, Story, ledger, only, packet, racked, spare
 
 
@@ -540,3 +541,43 @@ class TestMinRegions:
         story.add()
         assert story.stored(0, "a1", "a2", "b1") == []
         assert story.fires("give_up")[0].startswith("answer 1")
+
+
+class TestExplicitLac:
+    """What bookies are told if no entry carries the LAC."""
+
+    def story(self) -> Story:
+        return writer(options=AddingOptions(explicit_lac_s=2.0))
+
+    def test_it_is_told_after_the_interval(self) -> None:
+        story = self.story()
+        story.add()
+        assert "lac" not in story.timers, "nothing is confirmed"
+        story.stored(0, "a", "b")
+        assert "lac" in story.timers
+        assert story.fires("lac") == ["tell a lac=0", "tell b lac=0", "tell c lac=0"]
+        assert "lac" not in story.timers, "it is told once"
+
+    def test_it_is_not_told_if_an_entry_carried_it(self) -> None:
+        story = self.story()
+        story.add()
+        story.stored(0, "a", "b")
+        story.add()
+        assert story.fires("lac") == []
+        story.stored(1, "b", "c")
+        assert story.fires("lac") == ["tell a lac=1", "tell b lac=1", "tell c lac=1"]
+
+    def test_answers_to_it_say_nothing_of_entries(self) -> None:
+        story = self.story()
+        story.add()
+        story.stored(0, "a", "b")
+        story.fires("lac")
+        for code in (Code.OK, Code.READ_ONLY, Code.UNAUTHORIZED):
+            assert story.hear(Received(BookieId("a"), LacWritten(LEDGER, code))) == []
+        assert not adder(story).is_dead
+
+    def test_it_is_never_told_by_default(self) -> None:
+        story = writer()
+        story.add()
+        story.stored(0, "a", "b", "c")
+        assert "lac" not in story.timers

@@ -6,6 +6,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from dlog.errors import DLogError
 from dlog.ledger.placement import Placement
 from dlog.ledger.placement_policy import RACK, RANDOM, PlacementPolicy, PolicyKind, policy_metadata
@@ -303,12 +305,23 @@ def test_without_a_replacement_the_repair_tries_again_and_then_says_so() -> None
     assert story.ask(gone("b")) == ["read metadata"], "it can be asked again"
 
 
-def test_a_change_of_another_place_meanwhile_does_not_matter() -> None:
+@pytest.mark.parametrize("member", ["c", "e"], ids=["nothing but the version", "another member"])
+def test_after_a_change_meanwhile_it_is_copied_again(member: str) -> None:
     story, _ = repair(closed("0 a b c", last=0), gone("b"))
     has(story, "a", 0)
     story.stored(0, "d")
     assert story.conflict() == ["read metadata"]
-    assert story.reads(closed("0 a b e", last=0), 5) == ["write v5 closed at 0 length=100: 0 a d e"]
+    assert story.reads(closed(f"0 a b {member}", last=0), 5) == ["read 0 of a"], "d may have freed it since"
+    has(story, "a", 0)
+    assert story.stored(0, "d") == [f"write v5 closed at 0 length=100: 0 a d {member}"]
+
+
+def test_a_write_that_was_lost_is_made_again_without_copying() -> None:
+    story, _ = repair(closed("0 a b c", last=0), gone("b"))
+    has(story, "a", 0)
+    story.stored(0, "d")
+    assert story.conflict() == ["read metadata"]
+    assert story.reads(closed("0 a b c", last=0), 1) == ["write v1 closed at 0 length=100: 0 a d c"]
 
 
 def test_a_replacement_that_became_a_member_meanwhile_is_not_named_twice() -> None:

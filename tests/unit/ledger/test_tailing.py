@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dlog.ledger.tailing import LearnLac, LearnMetadata, LedgerLac, LedgerTailer, ReadLac, TailingOptions, WaitLac
-from dlog.machine import Answer
+from dlog.machine import Answer, Received
 from dlog.model.ids import EntryId
 from dlog.model.ledger import LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code
+from dlog.wire.bookie_v3_messages import LacRead
 from tests.unit.ledger.story import DIGEST, LEDGER, Story, ledger, only, packet
 
 
@@ -214,3 +215,55 @@ class TestLongPolls:
         story.polled("b", packet(6, lac=5))
         assert story.has("a", -1, packet(6, lac=5), fence=False) == []
         assert story.has("c", -1, packet(6, lac=5), fence=False) == ["answer 2 LedgerLac(lac=5, closed=False)"]
+
+
+def explicit_tail(*, long_poll_s: float = 0.0) -> Story:
+    options = TailingOptions(
+        poll_min_s=1.0, poll_max_s=4.0, metadata_s=1000.0, long_poll_s=long_poll_s, explicit_lac=True
+    )
+    return Story(LedgerTailer(LEDGER, ledger(), DIGEST, options))
+
+
+def test_an_explicit_lac_that_no_entry_carries_is_learned() -> None:
+    story = explicit_tail()
+    assert wait(story, 1) == ["read lac of a"]
+    assert story.tells("a", None, packet(2, lac=1)) == []
+    assert story.fires("poll") == ["read lac of b"]
+    assert story.tells("b", 2, packet(2, lac=1)) == ["answer 1 LedgerLac(lac=2, closed=False)"]
+
+
+def test_an_explicit_lac_is_believed_only_if_its_digest_is_right() -> None:
+    story = explicit_tail()
+    wait(story, 1)
+    forged = bytearray(DIGEST.pack_lac(9))
+    forged[15] ^= 1
+    assert story.hear(Received("a", LacRead(LEDGER, Code.OK, bytes(forged), packet(2, lac=1)))) == []
+    story.fires("poll")
+    assert story.tells("b", None) == []
+    story.fires("poll")
+    assert story.tells("c", 2) == ["answer 1 LedgerLac(lac=2, closed=False)"], "without an entry, too"
+
+
+def test_a_certain_lac_counts_the_explicit_ones_of_every_possible_ack_quorum() -> None:
+    story = explicit_tail()
+    story.ask(ReadLac())
+    assert story.reads(ledger(), 1) == ["read lac of a", "read lac of b", "read lac of c"]
+    assert story.tells("a", None, packet(4, lac=3)) == []
+    assert seen(story.tells("b", 4, packet(4, lac=3))) == ["answer 1 LedgerLac(lac=4, closed=False)"]
+
+
+def test_a_bookie_that_does_not_know_the_ledger_answers_and_a_failing_one_does_not() -> None:
+    story = explicit_tail()
+    story.ask(ReadLac())
+    story.reads(ledger(), 1)
+    assert story.tells("a", None, code=Code.IO_ERROR) == []
+    assert story.tells("b", None, code=Code.NO_LEDGER) == []
+    assert seen(story.tells("c", None, code=Code.NO_ENTRY)) == ["answer 1 LedgerLac(lac=-1, closed=False)"]
+
+
+def test_a_long_poll_that_ended_by_an_explicit_lac_has_it_proved() -> None:
+    story = explicit_tail(long_poll_s=10.0)
+    (asked,) = wait(story, 1)
+    bookie = asked.split()[2]
+    assert f"read lac of {bookie}" in story.polled(bookie, packet(2, lac=1)), "it says 999, and proves 1"
+    assert "answer 1 LedgerLac(lac=2, closed=False)" in story.tells(bookie, 2, packet(2, lac=1))

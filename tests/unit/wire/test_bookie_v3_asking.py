@@ -14,7 +14,17 @@ from dlog.wire.bookie import AddEntry, BatchRead, Code, EntryAdded, EntryRead, R
 from dlog.wire.bookie_port import RequestDecoder
 from dlog.wire.bookie_v3 import V3Request, refusal
 from dlog.wire.bookie_v3_asking import V3Reply, V3ReplyDecoder, encode_v3_request, response_to
-from dlog.wire.bookie_v3_messages import ForceLedger, LedgerForced, ReadWithLac, ReadWithLacDone, V3Response
+from dlog.wire.bookie_v3_messages import (
+    ForceLedger,
+    LacRead,
+    LacWritten,
+    LedgerForced,
+    ReadLac,
+    ReadWithLac,
+    ReadWithLacDone,
+    V3Response,
+    WriteLac,
+)
 from dlog.wire.bookie_v3_responses import encode_v3_response
 from dlog.wire.protobuf import bytes_field, fields, int_field
 
@@ -36,6 +46,8 @@ SENT: dict[str, tuple[Any, Any]] = {
     "fence of high priority": (ReadEntry(SEVEN, NINE, True, KEY, True), ReadEntry(SEVEN, NINE, True, KEY, True)),
     "long poll": (ReadWithLac(SEVEN, LAST, LAST, 500, True), ReadWithLac(SEVEN, LAST, LAST, 500, True)),
     "force": (ForceLedger(SEVEN), ForceLedger(SEVEN)),
+    "explicit lac": (WriteLac(SEVEN, NINE, KEY, PACKET[:20]), WriteLac(SEVEN, NINE, KEY, PACKET[:20])),
+    "read of the lac": (ReadLac(SEVEN), ReadLac(SEVEN)),
 }
 
 
@@ -88,6 +100,10 @@ ANSWERED: list[tuple[str, V3Response, Any]] = [
     ),
     ("long poll", ReadWithLacDone(SEVEN, LAST, Code.OK, None, LAST), ReadWithLacDone(SEVEN, LAST, Code.OK, None, LAST)),
     ("force", LedgerForced(SEVEN, Code.IO_ERROR), LedgerForced(SEVEN, Code.IO_ERROR)),
+    ("explicit lac", LacWritten(SEVEN, Code.OK), LacWritten(SEVEN, Code.OK)),
+    ("read of the lac", LacRead(SEVEN, Code.OK, PACKET[:20], PACKET), LacRead(SEVEN, Code.OK, PACKET[:20], PACKET)),
+    ("read of the lac", LacRead(SEVEN, Code.OK, b"", PACKET), LacRead(SEVEN, Code.OK, b"", PACKET)),
+    ("read of the lac", LacRead(SEVEN, Code.NO_ENTRY), LacRead(SEVEN, Code.NO_ENTRY)),
 ]
 
 

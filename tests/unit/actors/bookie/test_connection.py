@@ -1,4 +1,4 @@
-"""A bookie's connection without a socket or a disk: which v3 requests are taken, and how many may wait."""
+"""A bookie's connection without a socket or a disk: which requests are taken, and how many may wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,25 @@ from actors.bookie.connection import Connection
 from actors.bookie.v3_exchange import V3Exchange
 from dlog.bookie.options import BookieOptions
 from dlog.model.ids import EntryId, LedgerId
-from dlog.wire.bookie import AddEntry, Code
+from dlog.model.ledger import DigestType
+from dlog.wire.bookie import (
+    AddEntry,
+    Auth,
+    BatchRead,
+    BatchReadDone,
+    Code,
+    Collect,
+    CollectionReport,
+    CollectionState,
+    EntriesSummarized,
+    EntryAdded,
+    EntryRead,
+    ReadEntry,
+    SummarizeEntries,
+    encode_request,
+    encode_response,
+)
+from dlog.wire.bookie_v3 import EUA
 from dlog.wire.bookie_v3_messages import ReadWithLac, ReadWithLacDone
 from dlog.wire.protobuf import bytes_field, fields, int_field
 
@@ -55,13 +73,14 @@ class Sink(asyncio.Transport):
 class Client:
     """A connection and the requests that it gave to the state machine. waits: whether polls wait there."""
 
-    def __init__(self, waits: bool, has_certificate: bool = False, **options: int) -> None:
+    def __init__(self, waits: bool, has_certificate: bool = False, **options: Any) -> None:
         self.waits = waits
         self.upgraded: list[Connection] = []
         self.taken: list[tuple[V3Exchange, Any]] = []
         self.ended = 0
+        self.plain = 0
         self.connection = Connection(
-            BookieOptions(**options),  # type: ignore[arg-type]
+            BookieOptions(**options),
             take=self._take,
             settle=lambda: None,
             is_congested=lambda: False,
@@ -70,6 +89,7 @@ class Client:
             on_lost=lambda _: None,
             count_bytes=lambda _: True,
             upgrade=self.upgraded.append if has_certificate else None,
+            on_plain=self._on_plain,
         )
         self.sink = Sink()
         self.connection.connection_made(self.sink)
@@ -78,6 +98,9 @@ class Client:
         self.taken.append((peer, message))
         if self.waits and isinstance(message, ReadWithLac) and message.timeout_ms:
             peer.wait()
+
+    def _on_plain(self, _: str) -> None:
+        self.plain += 1
 
     def _on_eof(self, connection: Connection) -> None:
         self.ended += 1
@@ -183,3 +206,51 @@ async def test_tls_does_not_begin_twice() -> None:
     client.send(START_TLS)
     client.send(START_TLS)
     assert client.statuses() == [0, 404] and len(client.upgraded) == 1
+
+
+REQUIRED = {"tls_required": True, "tls_certificate": "bookie.pem", "tls_key": "bookie.key"}
+
+
+async def test_where_tls_is_required_plain_requests_of_v3_are_refused_and_tls_may_follow() -> None:
+    client = Client(waits=False, has_certificate=True, **REQUIRED)
+    client.send(READ)
+    assert client.statuses() == [EUA]
+    client.send(ADD)
+    assert client.statuses() == [EUA, EUA] and not client.taken and client.plain == 2
+    client.send(START_TLS)
+    assert client.statuses() == [EUA, EUA, 0] and client.upgraded == [client.connection]
+    client.send(READ)
+    assert len(client.taken) == 1, "what comes under TLS is served"
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        (AddEntry(LedgerId(7), EntryId(1), KEY, (PACKET,)), EntryAdded(LedgerId(7), EntryId(1), Code.UNAUTHORIZED)),
+        (ReadEntry(LedgerId(7), EntryId(1)), EntryRead(LedgerId(7), EntryId(1), Code.UNAUTHORIZED, b"", False)),
+        (BatchRead(LedgerId(7), EntryId(1), 5, 1, 1000), BatchReadDone(LedgerId(7), EntryId(1), 5, Code.UNAUTHORIZED)),
+        (
+            SummarizeEntries(LedgerId(7), EntryId(0), EntryId(9), 3, 1, 0, DigestType.CRC32C),
+            EntriesSummarized(LedgerId(7), EntryId(0), 3, Code.UNAUTHORIZED),
+        ),
+        (Collect(0), CollectionReport(0, CollectionState.UNKNOWN, code=Code.UNAUTHORIZED)),
+    ],
+    ids=["add", "read", "batch read", "summary", "collection"],
+)
+async def test_where_tls_is_required_plain_requests_of_v2_are_refused(asked: Any, answer: Any) -> None:
+    client = Client(waits=False, has_certificate=True, **REQUIRED)
+    client.send(b"".join(bytes(part) for part in encode_request(asked)))
+    client.connection.flush()
+    assert client.sink.written == [b"".join(bytes(part) for part in encode_response(answer))]
+    assert not client.taken and client.plain == 1 and not client.sink.aborted
+
+
+async def test_where_tls_is_required_what_has_no_answer_ends_a_plain_connection() -> None:
+    client = Client(waits=False, has_certificate=True, **REQUIRED)
+    client.send(b"".join(bytes(part) for part in encode_request(Auth(b"x"))))
+    assert client.sink.aborted and not client.taken
+
+
+def test_tls_cannot_be_required_without_a_certificate() -> None:
+    with pytest.raises(ValueError, match="tls_required needs"):
+        BookieOptions(tls_required=True)

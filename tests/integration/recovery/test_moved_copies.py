@@ -1,0 +1,121 @@
+"""Bookies free the copies of ledgers that were moved to others: disk space comes back, and ledgers stay whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from dlog.errors import NotEnoughBookiesError
+from dlog.io.bookie_client import BookieClientOptions
+from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
+from dlog.io.ledgers import Ledgers
+from dlog.io.rebalance import rebalance
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.ledger.balance import Move
+from dlog.model.ids import BookieId, LedgerId
+from dlog.model.quorum import Quorum
+from tests.integration.cluster import BookieCluster, start_bookies
+from tests.integration.leftovers import remove_data
+from tests.integration.recovery.polling import LIMIT_S
+
+pytestmark = pytest.mark.zookeeper
+
+PATIENT = BookieClientOptions(request_timeout_s=60.0)
+E333 = Quorum(ensemble=3, write=3, ack=3)
+PAYLOAD = b"x" * 65536
+ENTRIES = 16
+LEDGERS = 8
+#: small logs, and looks that follow one another at once
+FLAGS = ("--gc-moved-s", "0.5", "--gc-s", "1", "--gc-look-s", "0.5", "--checkpoint-s", "0.5")
+SMALL_LOGS = ("--entry-log-bytes", str(2 << 20), "--gc-major-s", "1", "--gc-bytes-s", str(64 << 20))
+
+
+@pytest.fixture
+def cluster(zookeeper: EmbeddedZooKeeper, tmp_path: Path) -> Iterator[BookieCluster]:
+    made = start_bookies(zookeeper, tmp_path / "bookies", 3, *FLAGS, *SMALL_LOGS)
+    yield made
+    made.close()
+    remove_data(tmp_path)
+
+
+async def write(ledgers: Ledgers) -> LedgerId:
+    writer = await ledgers.create(E333)
+    for _ in range(ENTRIES):
+        await writer.append((PAYLOAD,))
+    await writer.close()
+    return writer.ledger_id
+
+
+def log_bytes(cluster: BookieCluster, bookie: BookieId) -> int:
+    """Bytes of the bookie's entry logs."""
+    directory = cluster.named(bookie).directory
+    return sum(path.stat().st_size for path in directory.glob("ledgers/**/entries-*"))
+
+
+async def named(ledgers: Ledgers, closed: list[LedgerId], bookie: BookieId) -> int:
+    """How many ledgers name the bookie; all of them are whole."""
+    count = 0
+    for ledger in closed:
+        (fragment,) = (await ledgers.metadata_of(ledger)).fragments
+        count += bookie in fragment.ensemble
+        compared = await ledgers.compare(ledger)
+        assert not compared.doubt and (await ledgers.verify(ledger)).ranges == ()
+    return count
+
+
+async def move(ledgers: Ledgers, ledger: LedgerId, source: BookieId, target: BookieId) -> None:
+    """Repair the ledger without the source. A bookie that is about to free its copies refuses new ones for a moment."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            with suppress(NotEnoughBookiesError):
+                await ledgers.repair(ledger, frozenset({source}), preferred=target)
+                return
+
+
+async def until_bytes(cluster: BookieCluster, bookie: BookieId, most: int) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while log_bytes(cluster, bookie) > most:  # noqa: ASYNC110 - another process changes it, no event tells
+            await asyncio.sleep(0.1)
+
+
+async def test_space_comes_back_where_ledgers_were_moved_from_and_they_can_move_back(cluster: BookieCluster) -> None:
+    size = ENTRIES * len(PAYLOAD)
+    async with (
+        cluster.ledgers(transport=PATIENT) as ledgers,
+        await ZooKeeperMetadata.connect(cluster.hosts, cluster.namespace) as metadata,
+    ):
+        closed = [await write(ledgers) for _ in range(LEDGERS)]
+        opened = await ledgers.create(E333)
+        await opened.append((PAYLOAD,))
+        old = BookieId(cluster.bookies[0].id)
+        new = BookieId((await asyncio.to_thread(cluster.add)).id)
+
+        moves: list[tuple[LedgerId, Move]] = []
+        async with asyncio.timeout(LIMIT_S):
+            done = await rebalance(metadata, ledgers, lambda _: None, lambda *move: moves.append(move), until=0)
+        assert done.ledgers == 6 and await named(ledgers, closed, new) == 6
+        for bookie in cluster.bookies[:3]:
+            kept = await named(ledgers, closed, BookieId(bookie.id))
+            await until_bytes(cluster, BookieId(bookie.id), (kept + 1) * size + (3 << 20))
+        assert await named(ledgers, closed, new) == 6, "they are whole without what was freed"
+
+        for ledger in closed:  # everything away from one bookie, then back to it
+            await move(ledgers, ledger, old, new)
+        assert await named(ledgers, closed, old) == 0
+        await until_bytes(cluster, old, 4 << 20)
+        for ledger in closed:
+            await move(ledgers, ledger, new, old)
+        assert await named(ledgers, closed, old) == LEDGERS, "it takes them again"
+        await until_bytes(cluster, new, 2 << 20)
+
+        cluster.bookies[0].kill()
+        await asyncio.to_thread(cluster.bookies[0].start)
+        async with cluster.ledgers(transport=PATIENT) as again:
+            assert await named(again, closed, old) == LEDGERS
+        await opened.append((PAYLOAD,))
+        await opened.close()
+        assert (await ledgers.verify(opened.ledger_id)).ranges == (), "an open ledger stays where it was"
