@@ -9,7 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from dlog.values import value
@@ -17,7 +17,7 @@ from dlog.values import value
 Buffer = bytes | bytearray | memoryview
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Event:
     """Base class. Subclasses set `name`, `level`."""
 
@@ -25,7 +25,7 @@ class Event:
     level: ClassVar[str] = "info"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LedgerOpened(Event):
     """This process created a ledger and writes it."""
 
@@ -34,7 +34,7 @@ class LedgerOpened(Event):
     ensemble: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LedgerIdInUse(Event):
     """Bookies hold entries under an id that ZooKeeper has just assigned: ZooKeeper was restored from a backup. Another
     id is used; docs/restore.md says how to find the ledgers missing from the backup.
@@ -46,7 +46,7 @@ class LedgerIdInUse(Event):
     bookies: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LedgerFenced(Event):
     """A ledger that this process writes was fenced by another process; no further add is confirmed. peer: the bookie
     that refused an add, or the metadata store."""
@@ -57,7 +57,7 @@ class LedgerFenced(Event):
     peer: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LedgerClosed(Event):
     """The writer closed its ledger. entry: the last one, -1 if there is none. length: bytes of payload."""
 
@@ -67,7 +67,7 @@ class LedgerClosed(Event):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LedgerRecoveryStarted(Event):
     """The ledger's metadata is IN_RECOVERY; its last ensemble is being fenced."""
 
@@ -76,7 +76,7 @@ class LedgerRecoveryStarted(Event):
     ensemble: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LedgerRecoveryFenced(Event):
     """No writer can reach an ack quorum any more; the search for entries begins at `entry` + 1."""
 
@@ -86,7 +86,7 @@ class LedgerRecoveryFenced(Event):
     bookies: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LedgerRecovered(Event):
     """A ledger was recovered and is closed. entry: the last one. readded: entries that were written back."""
 
@@ -96,7 +96,7 @@ class LedgerRecovered(Event):
     readded: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LedgerRepaired(Event):
     """Copies of a ledger's entries were made again. entries: number of copies. replaced: (old, new) bookies in
     metadata. unreadable: ranges of entries that no bookie could serve. waits: what must happen first, "": nothing."""
@@ -109,7 +109,7 @@ class LedgerRepaired(Event):
     waits: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EnsembleChanged(Event):
     """A ledger goes on with other bookies, from `entry` on."""
 
@@ -120,7 +120,7 @@ class EnsembleChanged(Event):
     replaced: tuple[tuple[str, str], ...]  # (old, new)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PlacementNotKept(Event):
     """An ensemble of a ledger, from `entry` on, does not keep the ledger's placement policy: the writable bookies allow
     no better one. With a strict policy only an ensemble that did not keep it before, or one of a recovery, which else
@@ -134,7 +134,7 @@ class PlacementNotKept(Event):
     shortage: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BookieLost(Event):
     """This process lost a bookie: its connection failed, it answered too late, or a write to it failed."""
 
@@ -144,7 +144,7 @@ class BookieLost(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BookieQuarantined(Event):
     """A bookie failed so often lately that this process avoids it for new ensembles. failures: those within SPELL_S of
     each other (dlog/ledger/quarantine.py) count as one."""
@@ -156,7 +156,7 @@ class BookieQuarantined(Event):
     for_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StreamOwned(Event):
     """This proxy claimed the stream, and recovers it next. previous: the proxy that held the claim before."""
 
@@ -166,7 +166,7 @@ class StreamOwned(Event):
     previous: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StreamReady(Event):
     """The owner has finished recovery and serves the stream."""
 
@@ -177,7 +177,7 @@ class StreamReady(Event):
     recovered: int  # segments
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StreamStalled(Event):
     """The owner cannot open a segment: too few writable bookies, or the store is out of reach or refuses it. It
     retries; writes are refused meanwhile."""
@@ -189,7 +189,7 @@ class StreamStalled(Event):
     needs_bookies: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClaimLost(Event):
     """The claim on the stream ended, for `reason`; mostly another proxy claimed it. Appends go to the next owner."""
 
@@ -200,7 +200,7 @@ class ClaimLost(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MetadataLost(Event):
     """This process lost contact with ZooKeeper; it goes on serving the streams or ledgers it has."""
 
@@ -208,7 +208,7 @@ class MetadataLost(Event):
     level: ClassVar[str] = "warning"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MetadataRegained(Event):
     """This process is in contact with ZooKeeper again. session_ended: in a new session, so it registered again."""
 
@@ -217,7 +217,7 @@ class MetadataRegained(Event):
     session_ended: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MetadataWentBack(Event):
     """A stream's metadata is older than this process saw before; logged once. The process refuses the stream."""
 
@@ -230,7 +230,7 @@ class MetadataWentBack(Event):
     version_seen: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StreamReleased(Event):
     """The owner completed its segment and gave up its claim: the next append finds another owner."""
 
@@ -239,7 +239,7 @@ class StreamReleased(Event):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StreamSealed(Event):
     """The stream is sealed: it accepts no appends any more. segment: its last one."""
 
@@ -248,7 +248,7 @@ class StreamSealed(Event):
     segment: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SegmentStarted(Event):
     """The owner appends to this segment from now on. location: its location in the store."""
 
@@ -258,7 +258,7 @@ class SegmentStarted(Event):
     location: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SegmentCompleted(Event):
     """A segment has ended and is listed as completed. entry: its last one."""
 
@@ -269,7 +269,7 @@ class SegmentCompleted(Event):
     records: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SegmentRemoved(Event):
     """A take-over found that a segment's store has removed it by its own retention, though the stream lists it. Readers
     are told that it is truncated; producers that wrote in it may be answered with an unknown outcome."""
@@ -281,7 +281,7 @@ class SegmentRemoved(Event):
     location: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SegmentDeleted(Event):
     """A truncated or expired segment was deleted from its store and from metadata."""
 
@@ -291,7 +291,7 @@ class SegmentDeleted(Event):
     location: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ChangeRefused(Event):
     """ZooKeeper permanently rejects a metadata change that the owner makes by itself. Records are safe; the purpose of
     the change (deleting truncated segments, retention) waits until the stream has another owner.
@@ -304,7 +304,7 @@ class ChangeRefused(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RetentionHeld(Event):
     """Retention of the stream is suspended, since the clocks that date its segments disagree. Emitted when one of them
     would have had a segment deleted.
@@ -332,7 +332,7 @@ class LacMoved(Event):
     entries: tuple[tuple[Buffer, ...], ...] = field(default=(), compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ProcessConfigured(Event):
     """The whole configuration of a process, logged at start; secrets are masked."""
 
@@ -342,7 +342,7 @@ class ProcessConfigured(Event):
     options: tuple[tuple[str, object], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class VariablesIgnored(Event):
     """Environment variables `DLOG_*` that match no option: misspelt, or set by Kubernetes for a service called
     `dlog-...`.
@@ -353,7 +353,7 @@ class VariablesIgnored(Event):
     variables: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ProcessStopping(Event):
     """A signal asked the process to stop; it is draining."""
 
@@ -361,7 +361,7 @@ class ProcessStopping(Event):
     signal: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LoopStalled(Event):
     """The event loop was blocked for `stall_ms`."""
 
@@ -370,7 +370,7 @@ class LoopStalled(Event):
     stall_ms: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ActorFailed(Event):
     """An actor ended with an exception; it is restarted after `restart_s`."""
 
@@ -381,7 +381,7 @@ class ActorFailed(Event):
     restart_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WorkFailed(Event):
     """Work for one stream, reader or connection ended with an unexpected exception; nothing else was affected."""
 
@@ -391,7 +391,7 @@ class WorkFailed(Event):
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ProxySuspected(Event):
     """A write proxy seems to have failed: others may claim its streams."""
 
@@ -401,7 +401,7 @@ class ProxySuspected(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ProxyTrusted(Event):
     """A suspected write proxy answers again."""
 
@@ -409,7 +409,7 @@ class ProxyTrusted(Event):
     peer: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ConnectionOpened(Event):
     """A client opened a session with a proxy. via: the connecting balancer, if it forwards for `peer`."""
 
@@ -422,7 +422,7 @@ class ConnectionOpened(Event):
     hops: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ConnectionRefused(Event):
     """A connection was refused: its first bytes were invalid, or there are too many connections."""
 
@@ -432,7 +432,7 @@ class ConnectionRefused(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ProxyDraining(Event):
     """The proxy accepts no new work and hands over its streams."""
 
@@ -440,7 +440,7 @@ class ProxyDraining(Event):
     streams: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ProxyDrained(Event):
     """The proxy handed over all its streams, or time ran out: other proxies claim the `left` streams."""
 
@@ -449,7 +449,7 @@ class ProxyDrained(Event):
     left: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SegmentLeftBehind(Event):
     """A segment of a deleted stream could not be deleted. It is retried within minutes, unless the segment is damaged
     or the deletion was forced: then its data stay, and no stream refers to them.
@@ -463,7 +463,7 @@ class SegmentLeftBehind(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StoreFull(Event):
     """The segment store refuses new segments and entries for want of space; segments are ended, read and deleted."""
 
@@ -474,7 +474,7 @@ class StoreFull(Event):
     free_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StoreHasSpace(Event):
     """The segment store, which was full, has accepted a new segment or entries."""
 
@@ -483,7 +483,7 @@ class StoreHasSpace(Event):
     directory: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LedgerHandleFailed(Event):
     """A state machine of the ledger client violated an invariant: its handle is dead, `error` has its last facts."""
 
@@ -494,7 +494,7 @@ class LedgerHandleFailed(Event):
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RegionOpened(Event):
     """This process owns a region. epoch: of its fence. offset: that its first batch gets."""
 
@@ -504,7 +504,7 @@ class RegionOpened(Event):
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RegionFenced(Event):
     """This process no longer owns a region: another owner opened it, or its topic cannot be used; the error of the next
     write says which. epoch: of the fence in force."""
@@ -515,7 +515,7 @@ class RegionFenced(Event):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RegionFailed(Event):
     """A defect ended a region in this process; `error` has the last facts of its owner. Opening it again may help."""
 
@@ -525,7 +525,7 @@ class RegionFailed(Event):
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RegionAppendInDoubt(Event):
     """An append to a region's topic has an unknown outcome. The region is fenced anew, which decides it."""
 
@@ -535,7 +535,7 @@ class RegionAppendInDoubt(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RegionRecordIgnored(Event):
     """A record in a topic of a region cannot be decoded and has no effect: another program wrote it."""
 
@@ -545,7 +545,7 @@ class RegionRecordIgnored(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RegionSnapshotFailed(Event):
     """A snapshot of a region could not be written. Opening it takes longer until the next one is."""
 
@@ -555,7 +555,7 @@ class RegionSnapshotFailed(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RegionCleaned(Event):
     """The records of a region below an offset are deleted."""
 
@@ -564,7 +564,7 @@ class RegionCleaned(Event):
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TopicsOutOfReach(Event):
     """The topics in which this proxy creates segments cannot be used: Kafka does not answer, or they are not those of
     this cluster. Streams on Kafka wait; nothing is lost."""
@@ -574,7 +574,7 @@ class TopicsOutOfReach(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ObjectsOutOfReach(Event):
     """The object storage in which this proxy creates segments cannot be used: it does not answer, or it does not have
     this cluster's objects. Streams there wait, those of the store `s3` only once too much is not uploaded; nothing is
@@ -585,7 +585,7 @@ class ObjectsOutOfReach(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NodeNotServing(Event):
     """The default store of this proxy is `s3`, and its node does not serve: its write-ahead log or the controller
     cannot be reached. Appends to streams in objects are refused here."""
@@ -595,7 +595,7 @@ class NodeNotServing(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ObjectMetadataWentBack(Event):
     """The metadata stream of streams in objects lacks records that it had: the object storage has an object that they
     recorded. ZooKeeper was restored to an earlier state, or lost data. The controller refuses everything. records: that
@@ -608,7 +608,7 @@ class ObjectMetadataWentBack(Event):
     next_object: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ControllerOutOfReach(Event):
     """The default store of this proxy is `s3`, and no controller of streams in objects answers it. Appends are
     acknowledged; uploads, new segments and take-overs wait."""
@@ -618,7 +618,7 @@ class ControllerOutOfReach(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MergeFailed(Event):
     """The objects of a segment that has ended could not be merged into one. Nothing is lost: the segment is read as
     before. It is tried again, unless an object is damaged."""
@@ -629,7 +629,7 @@ class MergeFailed(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TablePinsRegion(Event):
     """A table keeps many records of its region from being deleted: flush it and mark it, or drop it. records: of all
     tables, from its first live one on."""
@@ -641,7 +641,7 @@ class TablePinsRegion(Event):
     records: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ObjectControllerStarted(Event):
     """This process decides about streams in objects. records: that the metadata stream had."""
 
@@ -650,7 +650,7 @@ class ObjectControllerStarted(Event):
     records: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ObjectControllerEnded(Event):
     """This process lost the metadata stream of streams in objects: another one decides from here on. Uploads and new
     streams wait until that one has started; acknowledgements do not."""
@@ -661,7 +661,7 @@ class ObjectControllerEnded(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NodeBegun(Event):
     """A node for streams in objects serves, or another process took over the work of one that does not answer. ranges:
     of streams, closed because the node's former process had them open."""
@@ -673,7 +673,7 @@ class NodeBegun(Event):
     ranges: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NodeEnded(Event):
     """A node for streams in objects, or the process that took over its work, acknowledges nothing more: another one
     took over, or its write-ahead log failed. It begins anew by itself."""
@@ -685,7 +685,7 @@ class NodeEnded(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ObjectNodeOpened(Event):
     """A node for streams in objects was started (is_failover False), or another one takes over its work (True)."""
 
@@ -695,7 +695,7 @@ class ObjectNodeOpened(Event):
     is_failover: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class UploadsExpired(Event):
     """Objects were prepared and not committed in time; they are deleted. What a live node wrote to them is uploaded
     again. Many of them: uploads take longer than their expiry, or nodes die."""
@@ -705,7 +705,7 @@ class UploadsExpired(Event):
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ObjectsNotDeleted(Event):
     """Objects that nothing refers to could not be deleted; it is tried again."""
 
@@ -715,7 +715,7 @@ class ObjectsNotDeleted(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MetadataSnapshotWritten(Event):
     """A snapshot of the metadata of streams in objects is recorded. records: in it."""
 
@@ -724,7 +724,7 @@ class MetadataSnapshotWritten(Event):
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ObjectsUploaded(Event):
     """An upload of a node is committed."""
 
@@ -734,7 +734,7 @@ class ObjectsUploaded(Event):
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MetadataSnapshotFailed(Event):
     """A snapshot of the metadata of streams in objects could not be written. A new controller or follower takes longer
     to start until the next one is. records: that the metadata has."""
@@ -745,7 +745,7 @@ class MetadataSnapshotFailed(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class UploadStalled(Event):
     """An object could not be written; it is tried again. unuploaded_bytes: what the node keeps in memory and in its
     write-ahead log; appends are refused when that reaches its bound."""
@@ -757,7 +757,7 @@ class UploadStalled(Event):
     unuploaded_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ObjectsCompacted(Event):
     """Objects of a node were replaced by others with the same entries. kind: of the plan."""
 
@@ -770,7 +770,7 @@ class ObjectsCompacted(Event):
     bytes_written: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CompactionFailed(Event):
     """Objects of a node could not be compacted; it is tried again. Nothing is lost: reads need more requests."""
 

@@ -17,7 +17,6 @@ returned, passes facts one at a time, and turns a failed send into a `PeerLost` 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dlog.errors import DLogError, Remedy
@@ -41,7 +40,7 @@ class Received:
     now_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PeerLost:
     """The connection to a peer is lost or could not be made: no pending request to it will be answered."""
 
@@ -49,14 +48,14 @@ class PeerLost:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Persisted:
     """The data of every `Persist` with a token up to and including `upto` are on stable storage."""
 
     upto: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TimerFired:
     """The timer `key` fired. now_s: monotonic seconds."""
 
@@ -64,7 +63,7 @@ class TimerFired:
     now_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MetadataSeen:
     """The answer to ReadMetadata or CompareAndSet with the same token."""
 
@@ -87,7 +86,7 @@ Fact = Received | PeerLost | Persisted | TimerFired | MetadataSeen | Asked
 # ---- outcomes of metadata requests ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Versioned:
     """The current value, and the version that a later CompareAndSet must name. For a CompareAndSet: it was written."""
 
@@ -95,12 +94,12 @@ class Versioned:
     version: Any
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Conflict:
     """The version named is not the current one; nothing was written. Read again."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Missing:
     """There is no such key. For a CompareAndSet with a version: it was deleted; nothing was written.
 
@@ -110,7 +109,7 @@ class Missing:
     left: Any = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OutcomeUnknown:
     """Connection or session lost: a read has no result; a write may or may not have been made. Read again."""
 
@@ -120,7 +119,7 @@ class OutcomeUnknown:
 Outcome = Versioned | Conflict | Missing | OutcomeUnknown  # what the metadata store returns
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refused:
     """The read or write failed for good: the stored value is damaged or older than one seen before, the change is too
     large for metadata, or this process has no permission."""
@@ -169,14 +168,14 @@ class SetTimer:
     can_wait: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CancelTimer:
     """Cancel the timer `key`; a TimerFired that is in the mailbox already may still come."""
 
     key: Token
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadMetadata:
     """Read one key; answered by MetadataSeen(token, Versioned | Missing | OutcomeUnknown | Refused)."""
 
@@ -184,7 +183,7 @@ class ReadMetadata:
     key: Key
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CompareAndSet:
     """Write `value` if the key's version is `version` (None: if there is no such key).
 

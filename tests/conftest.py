@@ -12,7 +12,8 @@ from _pytest.terminal import TerminalReporter
 from tests import real_time
 from tests.parts import MISSING
 
-hypothesis.settings.register_profile("untimed", deadline=None)  # how fast it is is no question for a test
+#: how fast it is is no question for a test; a busy machine needed 31 s for one input
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
 
 RUN_AGAIN: list[str] = []

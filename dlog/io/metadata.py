@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from dlog.machine import Key, Missing, Outcome, Versioned
@@ -24,6 +23,7 @@ from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
 from dlog.model.ledger import LedgerKey
 from dlog.model.location import DEFAULT_LOCATION, NetworkLocation
 from dlog.model.segment import Owner
+from dlog.values import value
 
 
 class SessionState(enum.Enum):
@@ -34,7 +34,7 @@ class SessionState(enum.Enum):
     LOST = "lost"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BookieInfo:
     """Registered address of a bookie, and its rack and region. summaries: it serves SUMMARIZE (docs/protocol.md)."""
 
@@ -45,7 +45,7 @@ class BookieInfo:
     summaries: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ProxyInfo:
     """A registered proxy; role is "write" or "read".
 
@@ -60,7 +60,7 @@ class ProxyInfo:
     location: NetworkLocation = DEFAULT_LOCATION
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Members:
     """Registered bookies and proxies by id."""
 
@@ -78,7 +78,7 @@ class Members:
         return address
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AbsentStream:
     """Version of a stream that does not exist. deletions: `StreamMetadataStore.deletions`, read before the creation.
 
@@ -88,7 +88,7 @@ class AbsentStream:
     deletions: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StreamHead:
     """A stream's metadata without its segments. is_truncated: there are segments before the truncation point."""
 

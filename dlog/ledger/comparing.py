@@ -59,6 +59,7 @@ from dlog.machine import (
 from dlog.metadata_update import Found, MetadataUpdateLoop
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import LedgerKey, LedgerMetadata
+from dlog.values import value
 from dlog.wire.bookie import SUMMARY_IDS_MAX, Code, EntriesSummarized, EntryRead, ReadEntry, SummarizeEntries
 from dlog.wire.bookie_availability import EntryList
 from dlog.wire.bookie_v3_messages import EntriesListed, ListEntries
@@ -79,7 +80,7 @@ DELETED = "deleted"
 _UNREADABLE = "io_error"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Compare:
     """Request: compare the copies of the ledger. Reply: Compared. One request per comparer.
 
@@ -90,7 +91,7 @@ class Compare:
     lists: frozenset[BookieId] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MissingCopies:
     """`bookie` lacks `entries` entries of those from first to last, inclusive, with id % modulus == remainder. If
     `is_exact`, it lacks all of these."""
@@ -104,7 +105,7 @@ class MissingCopies:
     is_exact: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DifferingCopies:
     """The bookies hold different contents for an entry from first to last (of the stripe, as in MissingCopies), or some
     cannot read theirs.
@@ -122,7 +123,7 @@ class DifferingCopies:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Compared:
     """Reply to Compare. All copies agree if everything is empty.
 
@@ -157,7 +158,7 @@ class Compared:
         return frozenset(found.bookie for found in self.missing).union(*wrong)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Part:
     """Entries from first to last of one stripe, and the bookies to compare."""
 

@@ -45,6 +45,7 @@ from dlog.machine import (
 from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from dlog.model.ledger import LedgerKey, LedgerMetadata
 from dlog.options import option
+from dlog.values import value
 from dlog.wire.bookie import Code, EntryRead, ReadEntry
 from dlog.wire.bookie_v3_messages import LacRead, ReadWithLacDone
 from dlog.wire.bookie_v3_messages import ReadLac as ReadExplicitLac
@@ -52,7 +53,7 @@ from dlog.wire.digest import Digest, DigestMismatch
 from dlog.wire.framing import Buffer
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WaitLac:
     """Request: wait until the LAC exceeds `above` or the ledger is closed. Reply: LedgerLac. Polls until then; a long
     poll may outlive it."""
@@ -60,7 +61,7 @@ class WaitLac:
     above: EntryId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadLac:
     """Request: ask the bookies for a LAC, at least that in every entry confirmed before now. Reply: LedgerLac.
 
@@ -69,21 +70,21 @@ class ReadLac:
     """
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LearnLac:
     """Request: use this lower bound of the LAC, known from the writer or from an entry. Reply: None."""
 
     lac: EntryId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LearnMetadata:
     """Request: use this metadata, read elsewhere (a watch fired). Reply: None."""
 
     metadata: LedgerMetadata
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LedgerLac:
     """The LAC; if `closed`, the last entry of the ledger, for ever."""
 

@@ -8,15 +8,16 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import EntryId, SegmentNumber, Txid
 from dlog.model.segment import LEDGER, Location, Segment, StreamMetadata, StreamSettings, Truncation
 from dlog.model.sink import SINKS_MAX, SinkRecord, Standing, standing
+from dlog.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refresh:
     """Changes nothing; done once the stream was read again and the claim still stands."""
 
@@ -24,7 +25,7 @@ class Refresh:
         return value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Touch:
     """Write the stream unchanged: metadata then shows the time of that write by its own clock."""
 
@@ -32,7 +33,7 @@ class Touch:
         return value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StartSegment:
     """Add an in-progress segment to the list and clear it from `allocated`.
 
@@ -57,7 +58,7 @@ class StartSegment:
         return present is not None and present.location == self.segment.location
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SegmentEnd:
     """The contents of an ended segment."""
 
@@ -67,7 +68,7 @@ class SegmentEnd:
     records: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CompleteSegment:
     """Record the end of a segment, and raise the stream's highest txid to its last one.
 
@@ -105,7 +106,7 @@ def _start_sequence_id(value: StreamMetadata, number: int) -> int:
     return before.start_sequence_id + before.record_count
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DropEmptySegment:
     """Remove a segment without entries from the list. Its number is reused, as other writers and readers of the format
     expect (numbers in the list are dense)."""
@@ -121,7 +122,7 @@ class DropEmptySegment:
         return replace(value.without_segment(self.number), allocated=value.allocated or self.remember)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Allocate:
     """Record a segment created in advance in `allocated`, so that the next owner can delete it."""
 
@@ -131,7 +132,7 @@ class Allocate:
         return replace(value, allocated=self.allocated)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Deallocate:
     """Clear `allocated`: the segment is deleted."""
 
@@ -141,7 +142,7 @@ class Deallocate:
         return replace(value, allocated="") if value.allocated == self.allocated else value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TruncateTo:
     """Move the truncation point to `dlsn`, only forward: earlier segments become truncated, the one that holds it
     PARTIAL, in progress or not. dlsn: not beyond the end of confirmed records when this was queued.
@@ -166,7 +167,7 @@ class TruncateTo:
         return value.with_segment(partial)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Expire:
     """Truncate completed segments whose retention is over at `now_unix_ms`, oldest first, never the last in the list.
     Uses the stream's current retention.
@@ -182,7 +183,7 @@ class Expire:
         return value.with_truncated_before(value.segments[-1].number) if value.segments else value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MarkTruncated:
     """Mark the truncated segments up to this number in DistributedLog's format: Java readers then skip them, so their
     data may be deleted."""
@@ -193,7 +194,7 @@ class MarkTruncated:
         return value.with_marks(self.upto)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ForgetTruncated:
     """Remove the truncated segments up to this number from metadata; the stores have deleted them."""
 
@@ -203,7 +204,7 @@ class ForgetTruncated:
         return value.without_truncated(self.upto)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stage:
     """A closed segment that is in no list yet, as its store describes it."""
 
@@ -212,7 +213,7 @@ class Stage:
     end: SegmentEnd
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ListImportedSegments:
     """Import stages: add them to the end of the list as completed segments, and record the sink's batch.
 
@@ -260,7 +261,7 @@ class ListImportedSegments:
         return all(value.segment_at(stage.location) is not None for stage in self.stages)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RecordSinkBatch:
     """Record a sink's batch that is empty or about to be appended. Changes nothing if it is not the sink's next."""
 
@@ -279,7 +280,7 @@ def may_remember(value: StreamMetadata, record: SinkRecord, *, or_repeated: bool
     return verdict is Standing.NEW or (or_repeated and verdict is Standing.REPEATED)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SetSegmentLocation:
     """Change the location of a completed segment; the copy has the same entries under the same ids.
 
@@ -306,7 +307,7 @@ class SetSegmentLocation:
         return segment is not None and segment.location == self.to
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AlterSettings:
     """Replace the stream's settings by `settings`, whose version is one above that of the settings they were made from.
     Changes nothing if the stream's settings have another version."""
@@ -319,7 +320,7 @@ class AlterSettings:
         return replace(value, settings=self.settings)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MarkReleased:
     """Release the claim: any proxy may claim the stream without evidence."""
 
@@ -327,7 +328,7 @@ class MarkReleased:
         return replace(value, owner=replace(value.owner, released=True))
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MarkDeleted:
     """Mark the stream as deleted: from then on every read of it finds none.
 

@@ -6,8 +6,6 @@ with a model of one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dlog.errors import DLogError
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, Txid
@@ -22,7 +20,7 @@ Buffer = bytes | bytearray | memoryview
 # ---- requests to the owner (in `Asked`) ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AcquireStream:
     """Claim the stream, recover it and serve it. Answered with StreamAcquired once writes are served.
 
@@ -35,7 +33,7 @@ class AcquireStream:
     now_unix_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StreamAcquired:
     """Answer to AcquireStream: this owner's claim has `epoch`, and it serves."""
 
@@ -77,7 +75,7 @@ class BatchWritten:
     window: int = WINDOW_MIN
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TruncateBefore:
     """Truncate the stream: records before `dlsn` may be deleted.
 
@@ -89,7 +87,7 @@ class TruncateBefore:
     incarnation: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ImportStages:
     """Import stages (closed segments written elsewhere for this stream): add them to the end of the segment list, in
     this order, by one change of metadata; no data is copied. Answered with SegmentsImported.
@@ -110,7 +108,7 @@ class ImportStages:
     incarnation: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SegmentsImported:
     """Answer to ImportStages: the stages are segments from `first` on; duplicate: imported before, `first` is 0."""
 
@@ -120,7 +118,7 @@ class SegmentsImported:
     duplicate: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AppendSinkBatch:
     """Append a sink's batch as one record set; a repeated one is answered and not written again. Answered with
     BatchWritten. write: the owner sets its producer and sequence; `since` as in ImportStages. Raises as WriteBatch, and
@@ -131,7 +129,7 @@ class AppendSinkBatch:
     incarnation: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MoveListedSegment:
     """Change a completed segment's location; the copy has the same entries and ids. Answered with None. Raises
     InvalidRequestError (not completed, not at `store` and `name`, or in files), TruncatedError. incarnation: see
@@ -145,7 +143,7 @@ class MoveListedSegment:
     incarnation: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AlterStream:
     """Replace the stream's settings. Answered with None once metadata has them.
 
@@ -157,14 +155,14 @@ class AlterStream:
     incarnation: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SealStream:
     """End the stream for good. incarnation: see TruncateBefore."""
 
     incarnation: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DeleteStream:
     """Claim this incarnation of the stream, end its segments, and mark it as deleted (dlog/log/stream_deletion.py).
     Answered with None once metadata shows it deleted, or shows another incarnation or none.
@@ -178,17 +176,17 @@ class DeleteStream:
     force: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HandOverStream:
     """Hand the stream over: refuse new writes, finish admitted ones, complete the segment, mark the claim released."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StatStream:
     """Ask for a StreamStat."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StreamStat:
     """The owner's state beyond metadata."""
 
@@ -207,7 +205,7 @@ class StreamStat:
 STORE = "store"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CreateSegment:
     """Create segment `number` on `store`, with the stream's settings of that store."""
 
@@ -217,18 +215,18 @@ class CreateSegment:
     settings: StoreSettings
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SegmentCreated:
     number: SegmentNumber
     location: Location
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RecoverSegment:
     segment: Segment
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SegmentRecovered:
     """The segment at `location` ends at `last_entry` (NO_ENTRY: empty), for good. Its number may come again at another
     location: a Java writer drops an empty segment and reuses its number. last_payloads: of the last entries, those that
@@ -240,7 +238,7 @@ class SegmentRecovered:
     last_payloads: tuple[bytes, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadEntries:
     """Read entries first..last of a recovered or completed segment."""
 
@@ -249,7 +247,7 @@ class ReadEntries:
     last: EntryId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EntriesRead:
     """At least one entry from `first` on, contiguous; may be fewer than requested."""
 
@@ -276,25 +274,25 @@ class EntryAppended:
     entry: EntryId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SealSegment:
     number: SegmentNumber
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SegmentSealed:
     number: SegmentNumber
     last_entry: EntryId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ExamineStage:
     """Ask where a stage (a segment that is in no list yet) ends."""
 
     location: Location
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StageExamined:
     """The stage ends at `last_entry`, for good. payloads: of its first and last entry; none if it is empty."""
 
@@ -303,7 +301,7 @@ class StageExamined:
     payloads: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DeleteSegment:
     """Delete the segment at `location`; answered by SegmentDeleted or StoreFailed(question=...)."""
 
@@ -311,12 +309,12 @@ class DeleteSegment:
     number: SegmentNumber
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SegmentDeleted:
     location: Location
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StoreFailed:
     """The request `question` failed. After a failed AppendEntry the segment takes no more entries."""
 
@@ -329,7 +327,7 @@ class StoreFailed:
 HINTS = "hints"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StreamChanged:
     """The stream's metadata may have changed: the owner checks its claim."""
 

@@ -15,6 +15,7 @@ from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import NO_ENTRY, NO_TXID, EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.segment_list import EMPTY, SegmentList, differences
 from dlog.model.sink import SinkRecord
+from dlog.values import value
 
 LEDGER = "ledger"  # name of the store of ledgers
 
@@ -32,7 +33,7 @@ class Location(NamedTuple):
         return f"{self.store}:{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StreamKey:
     """Metadata key of one stream: segment list, claim and settings are read and changed as one (dlog/machine.py)."""
 

@@ -27,8 +27,10 @@ answers, and batches that land late or twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
+
+from dlog.values import value
 
 FINAL_EPOCH = (1 << 64) - 1  # of a fence that retires the region: none is higher, so no owner begins behind it
 
@@ -42,7 +44,7 @@ class Entry(NamedTuple):
     payload: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Batch:
     """Entries that are appended together, all or none. nonce: of the writer's fence. number: of the batch among those
     made under this nonce; the first is 0."""
@@ -52,14 +54,14 @@ class Batch:
     entries: Sequence[Entry]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PlainEntry:
     """An entry in version 0, without a nonce. Those of one write are appended together, each is an item."""
 
     entry: Entry
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RegionFence:
     """Begins the work of one owner. nonce: never used before. epoch: above those of all fences that its owner knows."""
 
@@ -67,7 +69,7 @@ class RegionFence:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TableEnd:
     """Ends a table for good, appended by its writer or by a recovery. nonce: of its writer's fence; zeros: a recovery.
     The rule is the same for both."""
@@ -76,14 +78,14 @@ class TableEnd:
     nonce: bytes = bytes(16)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TableDropped:
     """Ends a table, and says that nobody needs its entries; appended by any process."""
 
     table: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Checkpoint:
     """The state of the region, written into the topic before its front is deleted. Has no part in the rule."""
 
@@ -100,7 +102,7 @@ def record_count(item: Item) -> int:
     return len(item.entries) if isinstance(item, Batch) else 1
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CountingRule:
     """The rule, as of some offset. epoch, nonce: of the fence in force; 0 and b"" before the first. number: of the
     batch that counts next. ended: tables that have ended."""
@@ -144,7 +146,7 @@ class CountingRule:
         return rule, tuple((offset + i, entry) for i, entry in enumerate(item.entries) if entry.table not in ended)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RegionWriter:
     """The writer of a region behind its own fence. rule: applied to all offsets below `expected`. expected: offset of
     its next append, if no other writer appends before. Has one append under way at a time."""

@@ -28,6 +28,7 @@ from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.segment import StoreSettings
 from dlog.options import KiB
 from dlog.stores.settings import SettingsSchema
+from dlog.values import value
 
 Buffer = bytes | bytearray | memoryview
 
@@ -154,7 +155,7 @@ UNKNOWN_STORE = Capabilities(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SegmentRef:
     """Identifies a segment to its store. name: of its location, from `create`, kept in the segment list; the store
     chooses it (see is_location_name)."""
@@ -164,7 +165,7 @@ class SegmentRef:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RecoveredSegment:
     """Result of a recovery. end: last entry, NO_ENTRY if empty. last_payloads: of the last entries, contiguous up to
     `end`, those that the recovery had to read anyway; a few at most, perhaps none."""
@@ -173,7 +174,7 @@ class RecoveredSegment:
     last_payloads: tuple[bytes, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SegmentStat:
     """What a store knows of a segment without reading its entries.
 
@@ -185,7 +186,7 @@ class SegmentStat:
     payload_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Verification:
     """Result of `verify`: the number of entries checked, and the damaged ones with reasons. A store may list
     neighbouring ones as one, by the first of them."""

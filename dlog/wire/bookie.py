@@ -14,7 +14,6 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from dlog.errors import ProtocolError
 from dlog.model.ids import EntryId, LedgerId
@@ -52,7 +51,7 @@ class AddEntry:
     deferred: bool = False  # DEFERRED_SYNC of v3: acknowledged when written, durable after a ForceLedger
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadEntry:
     """Read one entry; entry -1: the last one that the bookie has. `fence`: fence the ledger first; needs the key."""
 
@@ -63,7 +62,7 @@ class ReadEntry:
     high_priority: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BatchRead:
     """Read consecutive entries from `start` on; max_count <= 0: any number."""
 
@@ -76,14 +75,14 @@ class BatchRead:
     master_key: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Auth:
     """An AuthMessage protobuf; its content is not decoded."""
 
     message: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Collect:
     """Garbage collection: `number` 0 starts one, or joins the running one; another number requests that collection's
     report. Not part of BookKeeper's protocol."""
@@ -91,7 +90,7 @@ class Collect:
     number: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SummarizeEntries:
     """Summarize the entries that the bookie has of `first` to `last`, inclusive, if id % modulus == remainder: those of
     one stripe. At most SUMMARY_IDS_MAX ids. digest: number of the ledger's DigestType, which the bookie does not know.
@@ -106,7 +105,7 @@ class SummarizeEntries:
     digest: int = 3
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Unsupported:
     """A request that is refused as it arrives. `answer` is the whole response frame with its length word: in v3 form to
     a v3 request, in v2 form with BAD_VERSION or BAD_REQUEST to a v2 one."""
@@ -126,7 +125,7 @@ class EntryAdded:
     code: Code
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EntryRead:
     """Response to ReadEntry. `fence` is copied from the request by the connection; the peer does not send it.
 
@@ -140,7 +139,7 @@ class EntryRead:
     fence: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BatchReadDone:
     """Response to BatchRead: packets of consecutive entries."""
 
@@ -151,7 +150,7 @@ class BatchReadDone:
     packets: tuple[Buffer, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AuthDone:
     """Response to Auth: an AuthMessage protobuf."""
 
@@ -170,7 +169,7 @@ class CollectionState(enum.IntEnum):
     REFUSED = 5
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CollectionReport:
     """Response to Collect: the report of a garbage collection. number: counts from the bookie's start.
 
@@ -188,7 +187,7 @@ class CollectionReport:
     code: Code = Code.OK
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EntriesSummarized:
     """Response to SummarizeEntries. count: durable entries of the range; chain: CRC32C over their ids and contents, in
     order of id (dlog/wire/entry_summary.py). NO_LEDGER: the bookie has none of the ledger."""

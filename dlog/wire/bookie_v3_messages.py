@@ -5,9 +5,8 @@ Source: BookKeeper, BookkeeperProtocol.proto.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dlog.model.ids import EntryId, LedgerId
+from dlog.values import value
 from dlog.wire.bookie import (
     AddEntry,
     Auth,
@@ -20,7 +19,7 @@ from dlog.wire.bookie import (
 from dlog.wire.framing import Buffer
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadWithLac:
     """Read one entry and the LAC that the bookie knows; entry -1: the last one that the bookie has.
 
@@ -35,7 +34,7 @@ class ReadWithLac:
     piggyback: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WriteLac:
     """Store an explicit LAC. `packet`: ledger, LAC, digest, as the writer made it."""
 
@@ -45,14 +44,14 @@ class WriteLac:
     packet: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadLac:
     """Read the explicit LAC and the last entry."""
 
     ledger: LedgerId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ForceLedger:
     """Answer when everything that was acknowledged in this ledger is durable.
 
@@ -63,14 +62,14 @@ class ForceLedger:
     number: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ListEntries:
     """List the ids of a ledger's entries on this bookie."""
 
     ledger: LedgerId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GetSpace:
     """Disk space of the bookie. total, free: whether the answer names it."""
 
@@ -78,12 +77,12 @@ class GetSpace:
     free: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StartTls:
     """Make the connection a TLS one. The connection handles it; no state machine gets it."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadWithLacDone:
     """Response to ReadWithLac. If OK, `packet` is None when the bookie does not have the entry; `entry` is then -1.
 
@@ -98,7 +97,7 @@ class ReadWithLacDone:
     waited: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LacWritten:
     """Response to WriteLac: OK once it is durable."""
 
@@ -106,7 +105,7 @@ class LacWritten:
     code: Code
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LacRead:
     """Response to ReadLac. lac_packet, last_packet: empty if there is none."""
 
@@ -116,7 +115,7 @@ class LacRead:
     last_packet: Buffer = b""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LedgerForced:
     """Response to ForceLedger. number: of the request."""
 
@@ -125,7 +124,7 @@ class LedgerForced:
     number: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EntriesListed:
     """Response to ListEntries. listed: see dlog/wire/bookie_availability.py."""
 
@@ -134,7 +133,7 @@ class EntriesListed:
     listed: Buffer = b""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SpaceTold:
     """Response to GetSpace: bytes of all ledger directories; None: not requested."""
 
@@ -143,7 +142,7 @@ class SpaceTold:
     free_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TlsStarted:
     """Response to StartTls, in plain text. If OK, the TLS handshake follows; the sender of StartTls is its client."""
 

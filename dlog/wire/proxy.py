@@ -80,7 +80,7 @@ class ReaderEventKind(enum.IntEnum):
     BEHIND = 8  # the next Entries do not reach the tail; detail {"segments": n, "entries": n or nil} that follow them
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Hello:
     """First frame of a connection. role: "client", "read-proxy", "write-proxy", "tool".
 
@@ -121,7 +121,7 @@ class Write:
     body: Buffer = b""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Read:
     """Open a reader; its id is `request`. The server pushes up to `credit` bytes of entry payloads; see Credit.
 
@@ -141,7 +141,7 @@ class Read:
     region: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Credit:
     """Allow `bytes` more bytes of entry payloads for reader `request`."""
 
@@ -149,7 +149,7 @@ class Credit:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Cancel:
     """End the reader or tail `request`."""
 
@@ -172,7 +172,7 @@ class Create:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Delete:
     """Delete this incarnation of the stream with all its segments; succeeds if it is gone already. force: delete it
     even if a segment in progress cannot be ended (556)."""
@@ -183,7 +183,7 @@ class Delete:
     force: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Truncate:
     """Move the truncation point to `dlsn`; it only moves forward. incarnation: see GetIncarnation."""
 
@@ -193,7 +193,7 @@ class Truncate:
     dlsn: tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Seal:
     """End the stream for good after the records acknowledged now. incarnation: see GetIncarnation."""
 
@@ -202,7 +202,7 @@ class Seal:
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Alter:
     """Change the named settings of the stream (keys as in Create). version: of the settings that the client has read
     (see GetIncarnation); 555 if they were altered since. Done {"settings": all of them}."""
@@ -214,7 +214,7 @@ class Alter:
     settings: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stat:
     """Describe a stream: Done with a map (docs/protocol.md)."""
 
@@ -222,7 +222,7 @@ class Stat:
     stream: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GetIncarnation:
     """Get the incarnation id of the present stream of this name. A client asks once before a request that it may repeat
     or that may come late, and puts the id into each try, so that a late one never changes the next stream of the name.
@@ -235,7 +235,7 @@ class GetIncarnation:
     stream: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class List:
     """List names after `after`, in order, at most `limit`. listing: from the previous page's reply; None: start."""
 
@@ -245,7 +245,7 @@ class List:
     listing: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GetOwner:
     """Find the stream's owner. `suspect`: an address that just failed the client; the proxy checks it itself and claims
     the stream if that owner is gone. region: as in Read. Done {"location": "host:port", "epoch": n, ...} or Failed
@@ -257,14 +257,14 @@ class GetOwner:
     region: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GetOwners:
     """List the streams that this proxy owns: Done {"owned": [[stream, epoch, state], ...], "more": bool}."""
 
     request: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HandOver:
     """Hand over the stream: complete its segment at the LAC, mark the claim released."""
 
@@ -273,7 +273,7 @@ class HandOver:
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Tail:
     """Push Lac frames for this stream until cancelled (read proxy to owner), and before a Lac the Entries that it
     confirms if they are few: skip 0, any may be omitted."""
@@ -282,12 +282,12 @@ class Tail:
     stream: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ping:
     request: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ImportSegments:
     """Import closed stages as segments after everything written, in this order, all or none. parts: location and last
     entry of each, in `store` (None: ledger). sink, epoch, query, batch: identify the batch (dlog/model/sink.py);
@@ -309,7 +309,7 @@ class ImportSegments:
     parts: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SinkWrite:
     """Append a sink's batch as one record set, once even if repeated. Done {"dlsn": [s, e, slot] or nil, "count": n,
     "txid": n, "duplicate": bool}. incarnation: see GetIncarnation."""
@@ -328,7 +328,7 @@ class SinkWrite:
     body: Buffer = b""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MoveSegment:
     """Change the location of completed segment `segment` from `location` of `store` to `to_location` of `to_store`."""
 
@@ -342,7 +342,7 @@ class MoveSegment:
     to_location: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ObjectsAsk:
     """Have the controller of streams in objects decide an operation (dlog/objects/operation_codec.py). suspect: an
     address that just failed the client, see GetOwner. Done {"answer": [bin, ...]}: the parts of the answer's bytes; a
@@ -353,7 +353,7 @@ class ObjectsAsk:
     body: Buffer = b""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Welcome:
     """Reply to Hello. version: the one used from now on. limits: frame_bytes_max, batch_bytes_max, ..."""
 
@@ -428,7 +428,7 @@ class ReaderEvent:
     detail: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Lac:
     """Segment `segment` is confirmed up to entry `lac`; `ended`: it is complete and ends there."""
 
@@ -438,7 +438,7 @@ class Lac:
     ended: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GoAway:
     """This proxy drains: it answers pending requests; send new ones to `location`, or to the proxy the ring names."""
 

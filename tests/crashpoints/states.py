@@ -7,9 +7,9 @@ is made; of more all, none, each one alone missing, and seeded random ones. Equa
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from tests.simulation.disk import Image, Keep, SimulatedDisk, all_kept, all_lost, coin
+from tests.simulation.disk import Cuts, Image, Keep, SimulatedDisk, all_kept, all_lost, coin
 
 EXHAUSTIVE = 8
 
@@ -17,17 +17,21 @@ EXHAUSTIVE = 8
 def states(disk: SimulatedDisk, rng: random.Random, samples: int) -> Iterator[tuple[int, Image]]:
     """(operations done, disk after the cut). samples: random subsets of a point with more than EXHAUSTIVE uncertain
     parts."""
-    seen: set[int] = set()
     for after in range(len(disk.operations) + 1):
-        for keep in _ways(disk, after, rng, samples):
-            image = disk.cut(after, keep)
-            mark = hash((after, _fingerprint(image)))
+        cuts = disk.cuts(after)
+        common = {
+            inode: hash(bytes(content)) for inode, content in cuts.base.contents.items() if inode not in cuts.unsettled
+        }
+        seen: set[int] = set()
+        for keep in _ways(cuts, rng, samples):
+            image = cuts.image(keep)
+            mark = _fingerprint(image, common)
             if mark not in seen:
                 seen.add(mark)
                 yield after, image
 
 
-def _ways(disk: SimulatedDisk, after: int, rng: random.Random, samples: int) -> Iterator[Keep]:
+def _ways(cuts: Cuts, rng: random.Random, samples: int) -> Iterator[Keep]:
     count = 0
 
     def counting() -> bool:
@@ -35,7 +39,7 @@ def _ways(disk: SimulatedDisk, after: int, rng: random.Random, samples: int) -> 
         count += 1
         return True
 
-    disk.cut(after, counting)
+    cuts.image(counting)
     if count <= EXHAUSTIVE:
         for bits in range(1 << count):
             yield _pattern(bits)
@@ -60,5 +64,10 @@ def _pattern(bits: int) -> Keep:
     return keep
 
 
-def _fingerprint(image: Image) -> int:
-    return hash(tuple((path, bytes(image.contents[inode])) for path, inode in sorted(image.names.items())))
+def _fingerprint(image: Image, common: Mapping[int, int]) -> int:
+    """common: the hashes of contents that all images of this point share."""
+    contents = image.contents
+    named = sorted(image.names.items())
+    return hash(
+        tuple((path, common[inode] if inode in common else hash(bytes(contents[inode]))) for path, inode in named)
+    )

@@ -303,31 +303,11 @@ class SimulatedDisk:
 
     def cut(self, after: int, keep: Keep) -> Image:
         """The image after a power cut behind `after` operations; `keep` decides for all that was not synced."""
-        image = self.start.copy()
-        done = self.operations[:after]
-        safe_writes = _synced(done)
-        for number, operation in enumerate(done):
-            if isinstance(operation, Write):
-                content = image.contents.setdefault(operation.inode, bytearray())
-                if number in safe_writes:
-                    _land(content, operation)
-                else:
-                    _tear(content, operation, keep)
-        for directory in sorted({op.path.rpartition("/")[0] for op in done if isinstance(op, Name)}):
-            self._cut_names(image, directory, done, keep)
-        for inode in image.names.values():
-            image.contents.setdefault(inode, bytearray())
-        return image
+        return self.cuts(after).image(keep)
 
-    def _cut_names(self, image: Image, directory: str, done: list[Operation], keep: Keep) -> None:
-        last_sync = max(
-            (i for i, op in enumerate(done) if isinstance(op, SyncDir) and op.directory == directory), default=-1
-        )
-        for number, operation in enumerate(done):
-            if isinstance(operation, Name) and operation.path.rpartition("/")[0] == directory:
-                if number > last_sync and not keep():
-                    return
-                _apply_name(image.names, operation)
+    def cuts(self, after: int) -> Cuts:
+        """All that a power cut behind `after` operations may leave."""
+        return Cuts(self.start, self.operations[:after])
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
@@ -390,6 +370,51 @@ class SimulatedDisk:
         self.operations = [op for op in self.operations if not (isinstance(op, Write) and op.inode == inode)]
 
 
+class Cuts:
+    """What a power cut behind some operations may leave: an image for each choice of what was not synced.
+
+    What every image has in common is done once. base: the contents before the first write that was not synced.
+    unsettled: the inodes whose contents may differ between images.
+    """
+
+    def __init__(self, start: Image, done: Sequence[Operation]) -> None:
+        safe_writes = _synced(done)
+        writes = [(number in safe_writes, op) for number, op in enumerate(done) if isinstance(op, Write)]
+        first = next((at for at, (is_safe, _) in enumerate(writes) if not is_safe), len(writes))
+        self.base = start.copy()
+        for _, operation in writes[:first]:
+            _land(self.base.contents.setdefault(operation.inode, bytearray()), operation)
+        self._writes = writes[first:]
+        self.unsettled = {operation.inode for _, operation in self._writes}
+        self._directories: list[tuple[list[Name], list[Name]]] = []  # of each its names: synced ones, and others
+        names = [(number, op, op.path.rpartition("/")[0]) for number, op in enumerate(done) if isinstance(op, Name)]
+        for directory in sorted({directory for _, _, directory in names}):
+            synced = (number for number, op in enumerate(done) if isinstance(op, SyncDir) and op.directory == directory)
+            last_sync = max(synced, default=-1)
+            mine = [(number, op) for number, op, where in names if where == directory]
+            self._directories.append(([op for n, op in mine if n < last_sync], [op for n, op in mine if n > last_sync]))
+
+    def image(self, keep: Keep) -> Image:
+        """The image where `keep` decides for all that was not synced: sectors first, then names."""
+        image = self.base.copy()
+        for is_safe, operation in self._writes:
+            content = image.contents.setdefault(operation.inode, bytearray())
+            if is_safe:
+                _land(content, operation)
+            else:
+                _tear(content, operation, keep)
+        for synced, others in self._directories:
+            for name in synced:
+                _apply_name(image.names, name)
+            for name in others:
+                if not keep():
+                    break
+                _apply_name(image.names, name)
+        for inode in image.names.values():
+            image.contents.setdefault(inode, bytearray())
+        return image
+
+
 def all_kept() -> bool:
     """A `keep` that keeps everything: a kill without a power cut."""
     return True
@@ -403,7 +428,7 @@ def coin(rng: random.Random, share: float) -> Keep:
     return lambda: rng.random() < share
 
 
-def _synced(done: list[Operation]) -> set[int]:
+def _synced(done: Sequence[Operation]) -> set[int]:
     """Numbers of the writes that the next sync of their file covered."""
     safe: set[int] = set()
     waiting: dict[int, list[int]] = {}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import FrozenInstanceError, dataclass, fields, replace
+from copy import copy
+from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
 from inspect import signature
 from typing import NamedTuple
 
@@ -63,6 +64,48 @@ def test_it_cannot_be_changed_nor_made_of_something_else() -> None:
         Told("a")  # type: ignore[call-arg]  # refused is what is shown
     with pytest.raises(TypeError):
         Told("a", 2, other=3)  # type: ignore[call-arg]  # refused is what is shown
+
+
+@value
+class More(Told):
+    """A value derived from a value; notes say nothing about what it is."""
+
+    notes: str = field(default="", compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed(Told):
+    """A dataclass derived from a value."""
+
+    size: int = 0
+
+
+@value
+class Mixture(Usual):
+    """A value derived from a dataclass."""
+
+    size: int = 0
+
+
+def test_values_and_frozen_dataclasses_are_derived_from_each_other() -> None:
+    more = More("a", 2, notes="seen")
+    assert more == More("a", 2) and hash(more) == hash(More("a", 2)) and more != Told("a", 2)
+    assert repr(more) == "More(name='a', count=2, known=False)" and copy(more).notes == "seen"
+    for derived in (more, Mixed("a", 2, size=1), Mixture("a", 2, size=1)):
+        assert pickle.loads(pickle.dumps(derived)) == derived and replace(derived, count=3).count == 3
+        with pytest.raises(FrozenInstanceError):
+            derived.count = 3  # type: ignore[misc]  # refused is what is shown
+        with pytest.raises(FrozenInstanceError):
+            del derived.count
+
+
+def test_a_value_with_a_method_of_a_dataclass_of_its_own_is_refused() -> None:
+    with pytest.raises(AssertionError, match="a value has no __eq__, __hash__ of its own: Odd"):
+
+        @value
+        class Odd:
+            def __eq__(self, other: object) -> bool:
+                return True
 
 
 class Row(NamedTuple):
