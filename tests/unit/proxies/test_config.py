@@ -86,7 +86,8 @@ def test_a_flag_that_is_true_or_false_means_the_same_for_every_process(role: str
     for name in switches:
         flag = "--" + name.replace("_", "-")
         for given, meant in (([flag], True), ([flag, "true"], True), ([flag, "false"], False), ([], False)):
-            flags = {key: parse([*given, "--port", "7"])[key] for key in (name, "port")}
+            needed = ["--tls-certificate", "c", "--tls-key", "k"] if name == "tls_required" else []
+            flags = parse([*given, *needed, "--port", "7"])
             assert getattr(load(cls, role, None, flags, environ={}), name) is meant
 
 
