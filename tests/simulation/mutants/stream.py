@@ -491,12 +491,6 @@ PHASES = (
 
 READING = (
     Mutant(
-        name="an empty list counts as truncated, though its last numbers may be reused",
-        invariants=("S9",),
-        style="stranger",
-        parts=planted(StartPosition, ("_choose_dlsn", "stream.is_number_final(dlsn.segment)", "True")),
-    ),
-    Mutant(
         name="a control record reaches a reader",
         invariants=("S8",),
         parts=planted(
