@@ -8,6 +8,7 @@ import pytest
 
 from dlog.log.changes import StartSegment
 from dlog.log.reading import StreamReaderMachine
+from dlog.log.start_position import StartPosition
 from dlog.objects.chain import ChainTail
 from dlog.objects.deletion import ChainDeletion
 from tests.simulation import rooms
@@ -30,7 +31,13 @@ RARE = (
         "s9-stranger-810020268",
         "S9",
         StreamReaderMachine,
-        ("_note_unlisted", " and not is_told_later", ""),
+        ("_note_unlisted", "has_entries or stream.is_number_final(number)", "True"),
+    ),
+    (
+        "s9-stranger-5300000043",
+        "S9",
+        StartPosition,
+        ("_choose_dlsn", "stream.is_number_final(dlsn.segment)", "True"),
     ),
     (
         "r4-trim-900110068",
@@ -38,7 +45,7 @@ RARE = (
         StreamReaderMachine,
         ("_is_cut_off", "if start is not None and start.is_of_tail", "if False"),
     ),
-    ("s9-stranger-2701000193", "S9", StartSegment, ("apply", "self.segment.number <=", "self.segment.number ==")),
+    ("s9-stranger-2701000311", "S9", StartSegment, ("apply", "self.segment.number <=", "self.segment.number ==")),
     ("c8-deleted-3400020008", "C8", ChainDeletion, ("_delete_chunks", "self.fences.union(", "set(")),
     ("c7-lost-3600020947", "C7", ChainTail, ("_heads_read", "_check_end(counting[-1].number, heads)", "pass")),
     ("r2-tail-900110440", "R2", StreamReaderMachine, ("_step", " or number > stop.last_segment", "")),
