@@ -18,7 +18,16 @@ from typing import Any
 
 from dlog.errors import ConnectionLostError, UnavailableError
 from dlog.machine import Answer, Tell
-from dlog.model.object_streams import MetadataRecord, NodeEpoch, NodeId, ObjectId, ObjectsMarked, ObjectStreamId
+from dlog.model.object_streams import (
+    MetadataRecord,
+    NodeEpoch,
+    NodeId,
+    NodeOpened,
+    ObjectId,
+    ObjectsMarked,
+    ObjectStreamId,
+    UploadCommitted,
+)
 from dlog.objects.controller import (
     AppendEntry,
     AppendFailed,
@@ -76,6 +85,7 @@ class ControllerHost:
         self._tickets = 0
         self._appends: list[tuple[int, AppendEntry]] = []  # on their way: generation, entry
         self._is_appending = False
+        self._valid: set[tuple[NodeId, NodeEpoch]] = set()  # epochs of nodes, at any record of the last entry
         self._commits: list[CommitUpload] = []  # that were answered as done
         self._controller: Controller | None = None
         self.claim()
@@ -123,8 +133,8 @@ class ControllerHost:
             self._reached["epoch_expired"] += isinstance(result, NodeEpochExpiredError)
             self._reached["commit_refused"] += isinstance(result, ObjectNotFoundError)
             if isinstance(operation, CommitUpload) and isinstance(result, Done):
-                epoch = self.node_epoch(operation.node)
-                if operation.node_epoch != epoch:
+                if (operation.node, operation.node_epoch) not in self._valid:
+                    epoch = self.node_epoch(operation.node)
                     raise Violation("O5", f"epoch {epoch} fenced node {operation.node}, this commits: {operation}")
                 self._reached["commit_repeated"] += operation in self._commits
                 self._commits.append(operation)
@@ -192,7 +202,12 @@ class ControllerHost:
 
     def _append(self, entry: AppendEntry) -> None:
         self._entries.append(entry.records)
+        self._valid = {(name, node.node_epoch) for name, node in self.image.nodes.items()}
         for record in entry.records:
+            if isinstance(record, UploadCommitted) and record.node_epoch != self.node_epoch(record.node):
+                raise Violation("O5", f"epoch {self.node_epoch(record.node)} fenced node {record.node}: {record}")
+            if isinstance(record, NodeOpened):
+                self._valid.add((record.node, record.node_epoch))
             self.image.apply(record)
             self._reached["marked"] += isinstance(record, ObjectsMarked)
             self.on_record(record)

@@ -1021,6 +1021,7 @@ REMOVED = (
         name="entries in flight in a removed segment are written again",
         invariants=("S2",),
         style="removed",
+        seeds=1500,
         parts=planted(StreamRecovery, ("_removed", "self._under_way.get(segment.number) == segment.location", "False")),
     ),
     Mutant(
