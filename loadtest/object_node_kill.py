@@ -72,12 +72,17 @@ class NodeKill:
             cluster = Cluster(running.connect, running.zookeeper, running.namespace, objects_root=running.objects_root)
             access = await stack.enter_async_context(open_objects(cluster))
             await self._write(clients, streams, self._payload)
+            await until(lambda: self._is_known(access), PATIENCE_S, "the metadata of streams in objects lag behind")
             if (await access.image()).nodes[NodeId(self._dying)].set_objects:
                 raise CannotRunError("a part of the backlog was uploaded before the proxy was killed")
             proxy.process.kill()
             figures = await self._recovered(clients, streams, access)
             await each(streams, AT_ONCE, lambda stream: self._read_back(clients[0], stream))
         return figures
+
+    async def _is_known(self, access: ObjectAccess) -> bool:
+        """Whether the image of this process, which follows the others, has the node that is to die."""
+        return NodeId(self._dying) in (await access.image()).nodes
 
     async def _make(self, clients: Sequence[dlog.Client], address: str) -> list[str]:
         """Create streams that the dying proxy owns."""
