@@ -216,12 +216,14 @@ class RepairChecks(LedgerChecks):
 
     def _check_given_up(self, host: Host, bookie: BookieId, entries: range, *, whole: bool = False) -> None:
         """Check entries that are not copied from the bookie: the first and the last one, as there may be others between
-        them. whole: any."""
+        them. whole: any. Entries do not count that another repair moved to other bookies meanwhile."""
         request = self._requests[host.address]
-        held = [e for e in entries if all(bookie in value.bookies_of(e) for value in request.values)]
+        stripe = [e for e in entries if bookie in request.values[0].bookies_of(e)]
+        due = stripe if whole else [*stripe[:1], *stripe[-1:]]
+        held = [e for e in due if all(bookie in value.bookies_of(e) for value in request.values)]
         if not held:
             return
-        silent = [request.silent(entry, bookie) for entry in (held if whole else (held[0], held[-1]))]
+        silent = [request.silent(entry, bookie) for entry in held]
         if all(silent) if whole else any(silent):
             raise Violation("L18", f"entries {entries} of {bookie} are given up, not asked or out of reach: {silent}")
         self.sim.reach("given_up")
