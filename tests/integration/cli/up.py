@@ -58,7 +58,12 @@ class Up:
             time.sleep(0.02)
 
     def wait_up(self) -> None:
-        self.wait(lambda: read_run_file(self.directory) is not None)
+        self.wait(self._is_up)
+
+    def _is_up(self) -> bool:
+        """Whether the run file is that of this process; one of a killed process may be left."""
+        running = read_run_file(self.directory)
+        return running is not None and running.pid == self.process.pid
 
     def kill_part(self, role: str, address: str | None = None) -> RunningPart:
         """Send SIGKILL to one part, once it runs; returns its state before."""
