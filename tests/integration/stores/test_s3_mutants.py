@@ -36,11 +36,16 @@ _recover, _append, _write, _find_tail = WalSegments.recover, WalSegments.append,
 _read, _locate = WalFollower.read, EntryReads.locate
 
 
+async def never(_: WalSegment) -> None:
+    await asyncio.Event().wait()
+
+
 async def drops_the_end_of_the_log(self: WalSegments, segment: WalSegment) -> int:
     return max(0, await _recover(self, segment) - 1)
 
 
 async def does_not_fence_the_log(self: WalSegments, segment: WalSegment) -> int:
+    self.delete = never  # type: ignore[method-assign]  # without its log the old node would stop, too
     return await wal_store(self._stores, segment.store).find_tail(wal_ref(segment)) + 1
 
 
