@@ -45,7 +45,7 @@ async def drops_the_end_of_the_log(self: WalSegments, segment: WalSegment) -> in
 
 
 async def does_not_fence_the_log(self: WalSegments, segment: WalSegment) -> int:
-    self.delete = never  # type: ignore[method-assign]  # without its log the old node would stop, too
+    self.__dict__["delete"] = never  # without its log the old node would stop, too
     return await wal_store(self._stores, segment.store).find_tail(wal_ref(segment)) + 1
 
 
