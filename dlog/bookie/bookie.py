@@ -16,9 +16,8 @@ Invariants:
 - A collected ledger never accepts an add again, from any client and with any key: its fence outlives it, for a writer
   may still exist. Its id stays known (entry -1 is NO_ENTRY), so that it is not assigned again.
 - A ledger is collected only while none of its records is being persisted.
-- Of a sealed ledger (dlog/bookie/moved_copies.py) no entry is taken. Its entries are removed only while all of them are
-  in the index and none is being read; the ledger stays known, and fenced. Until it has entries again, none is denied:
-  who asks has old metadata.
+- Of a sealed ledger (dlog/bookie/sealed_ledgers.py) no entry is taken. Once its entries are removed it stays known, and
+  fenced.
 - An explicit LAC is answered once it is durable, and read only then; a force of a ledger once all earlier records in
   its journal are.
 
@@ -60,7 +59,6 @@ from dlog.bookie.messages import (
     Flush,
     Flushed,
     IndexRewritten,
-    IndexWithout,
     InputEnded,
     LedgersMarkedDeleted,
     LedgersNew,
@@ -74,6 +72,7 @@ from dlog.bookie.messages import (
     StoredSummarized,
 )
 from dlog.bookie.options import BookieOptions
+from dlog.bookie.sealed_ledgers import SealedLedgers
 from dlog.bookie.stored_reads import Outcome, Resume, StoredReads
 from dlog.bookie.summaries import Summaries
 from dlog.bookie.tail_reads import LacReading, PollTimer, TailRead, TailReads
@@ -138,15 +137,15 @@ class Bookie:
         self._options = options
         self._limbo = limbo
         self._gone = IdSet(gone)
-        self._moved = IdSet(moved)
-        self._sealed: set[int] = set()
-        self._freeing: dict[int, Ledger] = {}  # as they were, until the disk confirms or fails
         self._new: set[int] = set()  # first seen since `take_new`, or restored and never seen in metadata
         self._burying: dict[int, Ledger] = {}  # counted as collected, until the disk confirms or fails
         self._ledgers = {row.ledger: restored(row) for row in rows}
         self._new.update(number for number, ledger in self._ledgers.items() if not ledger.seen)
         self._cache = WriteCache()
         self._stored = StoredReads(options, self._cache, limbo=limbo)
+        self._sealed = SealedLedgers(
+            self._ledgers, moved, may_seal=self._may_seal, put_back=self._put_back, forget=self._stored.forget
+        )
         self._waiting = JournalQueues(journals)
         self._dirty: dict[int, Ledger] = {}
         self._flush: Flush | None = None  # in flight, or failed and to be retried
@@ -165,10 +164,10 @@ class Bookie:
             SeenInMetadata: self._seen_in_metadata,
             LedgersToDelete: self._bury_due,
             LedgersMarkedDeleted: self._buried,
-            CopiesToSeal: self._seal,
-            CopiesToUnseal: self._unseal,
-            CopiesToFree: self._free_copies,
-            IndexRewritten: self._copies_freed,
+            CopiesToSeal: self._sealed.seal,
+            CopiesToUnseal: self._sealed.unseal,
+            CopiesToFree: self._sealed.free,
+            IndexRewritten: self._sealed.freed,
             TimerFired: self._timer_fired,
             PeerLost: self._peer_lost,
             InputEnded: self._input_ended,
@@ -574,7 +573,7 @@ class Bookie:
             self._park(token, peer, parked)
             return None
         if entry < 0 or entry > ledger.last:
-            if ledger.last < 0 and number in self._moved:
+            if self._sealed.are_freed(number, ledger):
                 return Code.TOO_MANY_REQUESTS  # neither yes nor no: by metadata others hold it
             return Code.IO_ERROR if self._limbo else Code.NO_ENTRY
         return self._stored.find(number, entry, resume, waiter, out, alone=alone, wanted=wanted)
@@ -659,37 +658,11 @@ class Bookie:
             and not self._stored.is_reading(number)
         )
 
-    def _seal(self, fact: CopiesToSeal, _: list[Any]) -> None:
-        ledger = self._ledgers.get(fact.ledger)
-        if ledger is not None and not self._limbo and self._is_in_index(fact.ledger, ledger):
-            self._sealed.add(fact.ledger)
+    def _may_seal(self, number: int, ledger: Ledger) -> bool:
+        return not self._limbo and self._is_in_index(number, ledger)
 
-    def _unseal(self, fact: CopiesToUnseal, _: list[Any]) -> None:
-        self._sealed.discard(fact.ledger)
-
-    def _free_copies(self, fact: CopiesToFree, out: list[Any]) -> None:
-        rows: list[LedgerRow] = []
-        for number in sorted(fact.ledgers & self._sealed):
-            old = self._ledgers.get(number)
-            if old is None or not self._is_in_index(number, old):
-                self._sealed.discard(number)
-                continue
-            self._freeing[number] = old
-            left = LedgerRow(number, old.master_key, True, -1, -1, old.seen, b"")
-            self._ledgers[number] = restored(left)
-            rows.append(left)
-        out.append(IndexWithout(tuple(rows)))
-
-    def _copies_freed(self, fact: IndexRewritten, _: list[Any]) -> None:
-        for number in fact.ledgers:
-            old = self._freeing.pop(number)
-            self._sealed.discard(number)
-            if number not in fact.failed:
-                self._moved.update((number,))
-            elif number in self._ledgers:  # else it was collected meanwhile
-                old.seen = self._ledgers[number].seen
-                self._ledgers[number] = self._dirty[number] = old
-        self._stored.forget(set(fact.ledgers) - fact.failed)
+    def _put_back(self, number: int, ledger: Ledger) -> None:
+        self._ledgers[number] = self._dirty[number] = ledger
 
     # ---- space -------------------------------------------------------------------------------------------------------
 

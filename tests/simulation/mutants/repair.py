@@ -6,6 +6,7 @@ from typing import Any
 
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.moved_copies import MovedCopies
+from dlog.bookie.sealed_ledgers import SealedLedgers
 from dlog.ledger.repair import LedgerRepairer, Replacing
 from dlog.ledger.repair_copying import Stripe, StripeCopying
 from dlog.metadata_update import MetadataUpdateLoop
@@ -262,7 +263,7 @@ MOVED = (
         name="a bookie that freed its copies is not fenced",
         invariants=("L34",),
         style="moved",
-        parts=planted((Bookie, "_free_copies", "old.master_key, True, -1", "old.master_key, old.fenced, -1")),
+        parts=planted((SealedLedgers, "free", "old.master_key, True, -1", "old.master_key, old.fenced, -1")),
     ),
 )
 
