@@ -23,6 +23,7 @@ from dlog.io.metadata import AbsentStream, StreamMetadataStore, VersionedStore
 from dlog.machine import Conflict, Missing, Outcome, OutcomeUnknown, Versioned
 from dlog.model.dlsn import DLSN, DLSN_FIRST, of
 from dlog.model.ids import METADATA_STREAM, EntryId
+from dlog.model.segment import Location as SegmentLocation
 from dlog.model.segment import Segment, StreamKey, StreamMetadata, StreamSettings
 from dlog.objects.follower import EntryRead, Follower, LoadSnapshot, ReadFrom, SnapshotRead, StreamCutOff
 from dlog.objects.image import Image
@@ -293,14 +294,23 @@ def _records(segment: Segment, position: DLSN, payloads: list[bytes]) -> list[tu
 
 
 @dataclass(frozen=True, slots=True)
+class RecordSeen:
+    """A record of the metadata stream. segment: where the segment of its position is; after ZooKeeper was restored
+    another one may have the same number, and an equal record at that position."""
+
+    position: DLSN
+    data: bytes
+    segment: SegmentLocation | None
+
+
+@dataclass(frozen=True, slots=True)
 class ReplayPoint:
-    """How far a replay has come: another one may go on from there. position, data: of the last record of the metadata
-    stream that is in the image."""
+    """How far a replay has come: another one may go on from there. last: the last record of the metadata stream that is
+    in the image."""
 
     incarnation: str
     contents: SnapshotContents
-    position: DLSN
-    data: bytes
+    last: RecordSeen
     positions: RecordPositions
 
 
@@ -322,23 +332,23 @@ class MetadataReplay:
         self._machine = Follower()
         self._has_read = False
         self._readings = 0  # of the whole stream, without a snapshot
-        self._last: tuple[DLSN, bytes] | None = None  # the last record that is in the image
-        self._to_confirm: tuple[DLSN, bytes] | None = None  # the first record to be read, after `go_on_from`
+        self._last: RecordSeen | None = None  # the last record that is in the image
+        self._to_confirm: RecordSeen | None = None  # the first record to be read, after `go_on_from`
 
     def point(self) -> ReplayPoint | None:
         """How far this one has come; None: its image is not known."""
         image = self._machine.image
         if image is None or self._last is None:
             return None
-        return ReplayPoint(self.incarnation, contents_of(image), *self._last, self.positions.copy())
+        return ReplayPoint(self.incarnation, contents_of(image), self._last, self.positions.copy())
 
     async def go_on_from(self, point: ReplayPoint) -> None:
         """Go on from where another replay is. To be called first. The record there is read again: if the stream does
         not have it, such as after ZooKeeper was restored, all of the stream is read."""
         self._machine.image = await asyncio.to_thread(image_of, point.contents)
         self.incarnation, self.positions = point.incarnation, point.positions
-        self._last = self._to_confirm = (point.position, point.data)
-        self.reader.go_to(point.position)
+        self._last = self._to_confirm = point.last
+        self.reader.go_to(point.last.position)
 
     def _begin_anew(self) -> None:
         """Read all of the stream."""
@@ -401,12 +411,18 @@ class MetadataReplay:
         """Whether the stream may have the record from which this one goes on. Settled once a record is read."""
         if value is None or value.incarnation != self.incarnation or self._to_confirm is None:
             return False
+        last = self._to_confirm
+        if self._location_of(last.position) != last.segment or last.segment is None:
+            return False
         if not records:
-            at = self._to_confirm[0]
-            return self.reader.position == at and value.segment(at.segment) is not None and not self.reader.is_at_end
-        is_there = records[0] == self._to_confirm
+            return self.reader.position == last.position and not self.reader.is_at_end
         self._to_confirm = None
-        return is_there
+        return records[0] == (last.position, last.data)
+
+    def _location_of(self, position: DLSN) -> SegmentLocation | None:
+        """Where the segment of a position is, by the list that was read last."""
+        segment = None if self.reader.value is None else self.reader.value.segment(position.segment)
+        return None if segment is None else segment.location
 
     def _caught_up(self) -> None:
         """Everything was read that can be read now. Raises DamagedError if the image is still not known, also after the
@@ -434,7 +450,7 @@ class MetadataReplay:
         effects = machine.handle(EntryRead(data))
         if machine.image is not None and machine.image.version > max(before, 0):
             self.positions.add(max(before, 0), position)
-            self._last = (position, bytes(data))
+            self._last = RecordSeen(position, bytes(data), self._location_of(position))
         while effects:
             match effects.pop(0):
                 case LoadSnapshot(key):

@@ -126,6 +126,21 @@ async def test_a_stream_with_another_record_there_is_read_as_it_is(log: Log) -> 
     assert len(reader.seen) > 2
 
 
+async def test_an_equal_record_there_in_another_segment_is_not_taken_for_it(log: Log) -> None:
+    await log.segment("a", "b")
+    before, _ = await log.on.value()
+    await log.segment("c", "d")
+    point = await log.point()
+    log.on.metadata._values[METADATA_KEY] = Versioned(before, 99)
+    log.truth = Image()
+    log.truth.apply_all([KeyPut("a", b"v"), KeyPut("b", b"v")])
+    log.segments = 1
+    await log.segment("other", "d")
+    await log.segment(is_open=True)
+    replay, _ = await log.replayed(point)
+    assert replay.image is not None and set(replay.image.keys) == {"a", "b", "other", "d"}
+
+
 async def test_a_stream_that_was_truncated_beyond_it_is_read_from_a_snapshot(log: Log) -> None:
     await log.segment("a")
     point = await log.point()
