@@ -25,7 +25,7 @@ def value(cls: type[T]) -> type[T]:
     own."""
     own = vars(cls).keys() & {"__init__", "__post_init__", "__eq__", "__hash__", *_SHARED}
     assert not own, f"a value has no {', '.join(sorted(own))} of its own: {cls.__name__}"
-    bases = [base.__dataclass_params__.frozen for base in cls.__mro__ if "__dataclass_params__" in vars(base)]  # type: ignore[attr-defined]  # of dataclasses
+    bases = [base.__dataclass_params__.frozen for base in cls.__mro__ if "__dataclass_params__" in vars(base)]  # type: ignore[attr-defined]  # set by dataclass(), unknown to typeshed
     made: type[Any] = dataclass(frozen=any(bases), slots=True, init=False, repr=False, eq=False)(cls)
     made.__dataclass_params__.frozen = True  # else no frozen dataclass could be derived from it
     known: dict[str, Any] = {"__name__": made.__module__}

@@ -110,11 +110,11 @@ class DamagedKeys:
 
     def __str__(self) -> str:
         what = "states of ledgers" if self.are_states else "entries"
-        return f"{what} from {_place(self.first)} up to, but without, {_place(self.end)}"
+        return f"{what} from {_described(self.first)} up to, but not including, {_described(self.end)}"
 
 
-def _place(key: bytes) -> str:
-    """The place of a key, which may be cut off or too long, among those of its kind."""
+def _described(key: bytes) -> str:
+    """The ledger and entry of a key, which may be cut off or too long."""
     if len(key) == 1:
         return "the first one" if key in (b"e", b"l") else "the end"
     ledger, entry = struct.unpack(">QQ", key[1:17].ljust(16, b"\0"))

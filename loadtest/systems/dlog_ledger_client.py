@@ -66,15 +66,12 @@ class LedgerClient(Client):
     @classmethod
     async def connect(cls, address: Mapping[str, Any], options: Mapping[str, str]) -> LedgerClient:
         rng = random.Random(os.urandom(8))
-        stack = AsyncExitStack()
-        try:
+        async with AsyncExitStack() as stack:
             connecting = ZooKeeperMetadata.connect(str(address["zookeeper"]), NAMESPACE)
             metadata = await stack.enter_async_context(await connecting)
             bookies = await stack.enter_async_context(BookieClient(resolver(metadata), rng=rng))
-            return cls(await stack.enter_async_context(Ledgers(metadata, bookies, rng=rng)), stack)
-        except BaseException:
-            await stack.aclose()
-            raise
+            ledgers = await stack.enter_async_context(Ledgers(metadata, bookies, rng=rng))
+            return cls(ledgers, stack.pop_all())
 
     async def close(self) -> None:
         await self._stack.aclose()
