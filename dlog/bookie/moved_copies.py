@@ -19,8 +19,8 @@ also if the version was raised while they copied. A ledger is unlocked once its 
 
 After a crash at any step either all copies are there, or they were freed, or the version was raised and a part of them
 is left in an index db, which a later look frees. Nothing else is kept: the seal is in memory, and a raised version says
-nothing. A freed ledger stays known and fenced, without entries, so that no old writer is
-served. A repair may choose this bookie for it again.
+nothing. A freed ledger stays known and fenced, without entries, so that no old writer is served. A repair may choose
+this bookie for it again.
 """
 
 from __future__ import annotations
