@@ -264,6 +264,11 @@ class BookieServer:
             for connection in tuple(self._connections):
                 connection.end_if_late(since_s)
 
+    @property
+    def _has_to_checkpoint(self) -> bool:
+        """Whether records of the journal, or what was learnt without one (`SeenInMetadata`), are not in the index."""
+        return self._disk.has_unflushed or self.machine.is_dirty
+
     async def _checkpoint(self) -> None:
         """Checkpoint by time or journal size; the state machine itself flushes when its cache is full."""
         loop, options = self._loop, self._options
@@ -271,7 +276,7 @@ class BookieServer:
         while True:
             await asyncio.sleep(min(1.0, options.checkpoint_s))
             late = loop.time() - last_s >= options.checkpoint_s
-            if (late or self._disk.is_checkpoint_due) and self._disk.has_unflushed:
+            if (late or self._disk.is_checkpoint_due) and self._has_to_checkpoint:
                 self._perform(CheckpointDue())
                 self._settle()
                 last_s = loop.time()
@@ -390,7 +395,7 @@ class BookieServer:
             connection.stop_taking()
         await self._disk.stop_journals()
         self._drain()
-        while self._disk.has_unflushed and not self._failed.is_set():
+        while self._has_to_checkpoint and not self._failed.is_set():
             self._flushed.clear()
             self._perform(CheckpointDue())
             self._settle()

@@ -13,6 +13,8 @@ import pytest
 
 from actors.bookie.connection import Connection
 from actors.bookie.server import BookieServer, DiskFailedError
+from dlog.bookie.bookie import Bookie
+from dlog.bookie.messages import SeenInMetadata
 from dlog.bookie.options import BookieOptions
 from dlog.events import Event
 from dlog.io.bookie_store import StoragePaths, open_storage
@@ -93,6 +95,7 @@ class RunningBookie:
         self.events: list[Event] = []
         self.stopping = asyncio.Event()
         self.port = 0
+        self.machine: Bookie | None = None
         self.failure: DiskFailedError | None = None
 
     async def run(self, ready: asyncio.Event) -> None:
@@ -106,6 +109,7 @@ class RunningBookie:
         server = BookieServer(
             self.options, self.disk, opened, (str(self.path),), RealThreads(loop), tell=self.events.append
         )
+        self.machine = server.machine
 
         async def listen(connect: Callable[[], Connection]) -> asyncio.AbstractServer:
             return await loop.create_server(connect, sock=listener)
@@ -173,6 +177,29 @@ async def test_a_stop_with_a_long_poll_of_an_entry_on_disk_is_clean(tmp_path: Pa
         assert await reader.read() == b""
         await close(writer)
     assert one.failure is None
+
+
+async def test_what_is_learnt_without_a_record_is_checkpointed_too(tmp_path: Path) -> None:
+    """Else copies of an idle bookie would be kept for ever: they are freed only when nothing of them is unflushed."""
+
+    async def until_clean(machine: Bookie) -> None:
+        while machine.is_dirty:  # noqa: ASYNC110 - a checkpoint changes it, no event tells
+            await asyncio.sleep(0.01)
+
+    async with running_bookie(tmp_path) as one:
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+        writer.write(add_frame(1, 0, b"entry"))
+        await reader.readexactly(28)
+        assert one.machine is not None
+        await until_clean(one.machine)
+        for chain in (6, 7):  # the first one could be stored together with the entry
+            one.machine.handle(SeenInMetadata(frozenset({1}), chain))
+            assert one.machine.is_dirty
+            await until_clean(one.machine)
+        one.machine.handle(SeenInMetadata(frozenset({1}), 8))  # and by the last checkpoint
+        await close(writer)
+    async with running_bookie(tmp_path) as again:
+        assert again.machine is not None and again.machine.known() == {1: 8}
 
 
 async def test_standing_follows_the_free_space(tmp_path: Path) -> None:
