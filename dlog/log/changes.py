@@ -37,17 +37,22 @@ class Touch:
 class StartSegment:
     """Add an in-progress segment to the list and clear it from `allocated`.
 
-    Changes nothing if the list has this number or a greater one, truncated or not (see `was_made`): a Java writer,
-    which does not check our claim, was faster, and the segment of this number may be truncated and forgotten by now. Of
-    an empty list all segments were empty, and their numbers are reused.
+    Changes nothing (see `was_made`) if a Java writer, which does not check our claim, was faster: if the list has this
+    number or a greater one, truncated or not (the segment of this number may be truncated and forgotten by now), or a
+    segment in progress that nobody fenced. Of an empty list all segments were empty, and their numbers are reused.
+
+    follows: the segment that is closed only after this one is listed; no other one may be in progress.
     """
 
     segment: Segment
     allocated: str  # the name under which `allocated` may hold it, "" if it does not
+    follows: Location | None = None
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
         newest = (value.segments or value.truncated)[-1:]
         if newest and self.segment.number <= newest[0].number:
+            return value
+        if any(segment.location != self.follows for segment in value.in_progress):
             return value
         allocated = "" if self.allocated and value.allocated == self.allocated else value.allocated
         return replace(value.with_segment(self.segment), allocated=allocated)

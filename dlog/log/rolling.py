@@ -113,4 +113,4 @@ class SegmentRoller:
         if ahead is not None:
             self.state = Roll.LISTING
             self._starting = t.in_progress(segment.number + 1, ahead.location, segment.txid)
-            t.register.want(StartSegment(self._starting, ahead.name))
+            t.register.want(StartSegment(self._starting, ahead.name, segment.location))

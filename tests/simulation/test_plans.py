@@ -45,7 +45,7 @@ RARE = (
         StreamReaderMachine,
         ("_is_cut_off", "if start is not None and start.is_of_tail", "if False"),
     ),
-    ("s9-stranger-2701000311", "S9", StartSegment, ("apply", "self.segment.number <=", "self.segment.number ==")),
+    ("s9-stranger-1473", "S9", StartSegment, ("apply", "self.segment.number <=", "self.segment.number ==")),
     ("c8-deleted-3400020008", "C8", ChainDeletion, ("_delete_chunks", "self.fences.union(", "set(")),
     ("c7-lost-3600020947", "C7", ChainTail, ("_heads_read", "_check_end(counting[-1].number, heads)", "pass")),
     ("r2-tail-900110440", "R2", StreamReaderMachine, ("_step", " or number > stop.last_segment", "")),

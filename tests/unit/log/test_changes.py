@@ -75,7 +75,7 @@ def ledger(name: str) -> Location:
 
 END = SegmentEnd(EntryId(3), 1, Txid(77), 5)
 CHANGES: list[Change] = [
-    StartSegment(segment(4, completed=False), "4a"),
+    StartSegment(segment(4, completed=False), "4a", ledger("3a")),
     CompleteSegment(SegmentNumber(3), ledger("3a"), END, 9000),
     CompleteSegment(SegmentNumber(2), ledger("2a"), END, 9000),
     DropEmptySegment(SegmentNumber(3), ledger("3a"), "3a"),
@@ -98,8 +98,8 @@ def test_twice_is_once(change: Change, before: StreamMetadata) -> None:
 
 def test_starting_a_segment_takes_its_place_out_of_allocated_and_no_other() -> None:
     before = replace(stream(2), allocated="4a")
-    assert StartSegment(segment(4, completed=False), "4a").apply(before).allocated == ""
-    assert StartSegment(segment(4, completed=False), "9z").apply(before).allocated == "4a"
+    assert StartSegment(segment(4, completed=False), "4a", ledger("3a")).apply(before).allocated == ""
+    assert StartSegment(segment(4, completed=False), "9z", ledger("3a")).apply(before).allocated == "4a"
 
 
 def test_a_segment_is_not_started_below_the_truncation_point() -> None:
@@ -108,6 +108,13 @@ def test_a_segment_is_not_started_below_the_truncation_point() -> None:
     late = StartSegment(segment(2, completed=False), "")
     assert late.apply(before) == before
     assert not late.was_made(before)
+
+
+@pytest.mark.parametrize("follows", [None, ledger("3x")])
+def test_a_segment_is_not_started_beside_one_that_another_writer_began(follows: Location | None) -> None:
+    """It may have the number of an empty segment that was dropped meanwhile; only its location tells."""
+    start = StartSegment(segment(4, completed=False), "4a", follows)
+    assert start.apply(stream(2)) == stream(2) and not start.was_made(stream(2))
 
 
 def test_completing_records_the_end_and_goes_on_counting() -> None:

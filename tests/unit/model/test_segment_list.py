@@ -157,10 +157,9 @@ def stream(count: int) -> StreamMetadata:
 
 def roll(value: StreamMetadata) -> StreamMetadata:
     last = value.segments[-1].number
-    started = StartSegment(segment(last + 1, completed=False), "").apply(value)
-    return CompleteSegment(last, Location("ledger", f"{last}a"), SegmentEnd(EntryId(5), 0, Txid(last), 6), 1000).apply(
-        started
-    )
+    at = Location("ledger", f"{last}a")
+    started = StartSegment(segment(last + 1, completed=False), "", at).apply(value)
+    return CompleteSegment(last, at, SegmentEnd(EntryId(5), 0, Txid(last), 6), 1000).apply(started)
 
 
 def truncate_one(value: StreamMetadata) -> StreamMetadata:
