@@ -89,6 +89,8 @@ class Stranger:
                 return self._read("complete own")
             case TimerFired() if self._then == "write":
                 return self._write()
+            case TimerFired() if self._then == "wait":
+                return self._create()
         return []  # after a lost peer, a conflict or an unknown outcome it stops
 
     def _read(self, then: str) -> list[Effect]:
@@ -110,11 +112,11 @@ class Stranger:
                 self._then, self._ends = "recover", {}
                 asked: list[Effect] = [Send(STORE, RecoverSegment(s)) for s in value.in_progress]
                 return asked or self._complete()
+            case "completed" if pause_s := self.world.config.get("stranger_pause_s", 0.0):
+                self._then = "wait"
+                return [SetTimer("wait", pause_s)]
             case "completed":
-                self._then = "create"
-                settings = value.settings
-                create = CreateSegment(self._next_number(), Epoch(0), settings.store, settings.store_settings)
-                return [Send(STORE, create)]
+                return self._create()
             case "started":
                 self._then = "write"
                 self.world.sim.reach("stranger")
@@ -154,6 +156,11 @@ class Stranger:
             return []
         self._dropped = min((n for n, end in self._ends.items() if end is None), default=0)
         return self._set("completed", value, self._version)
+
+    def _create(self) -> list[Effect]:
+        self._then = "create"
+        settings = self._value.settings
+        return [Send(STORE, CreateSegment(self._next_number(), Epoch(0), settings.store, settings.store_settings))]
 
     def _next_number(self) -> SegmentNumber:
         if self._value.listed:

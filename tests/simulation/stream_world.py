@@ -7,6 +7,8 @@ Styles of plan:
 - "final": as swarm, on a store where what is visible is final;
 - "forget": a producer table too small for the number of producers;
 - "stranger": a foreign writer takes over without a claim, as a Java writer does without the lock (stream_stranger.py);
+- "emptied": as stranger, while the stream is young: the foreign writers wait between removing empty segments and
+  beginning their own, and readers open at positions that may not be written yet, while the list is empty;
 - "clocks": segments expire, and clocks jump by days both ways: the proxies' or metadata's (stream_retention.py);
 - "offload": several runs at once move segments to cold storage and back, and they are truncated meanwhile
   (stream_offload.py);
@@ -48,7 +50,7 @@ from tests.simulation.kernel import Simulation, judged
 from tests.simulation.lives_world import LivesWorld
 from tests.simulation.mutants import planting
 from tests.simulation.network import Node
-from tests.simulation.plan import EVERY_KIND, FaultKind, Plan, draw_faults
+from tests.simulation.plan import EVERY_KIND, Fault, FaultKind, Plan, draw_faults
 from tests.simulation.store_model import StoredSegment, StoreModel, StoreTransport
 from tests.simulation.stream_checks import StreamChecks
 from tests.simulation.stream_follower import Follower
@@ -72,6 +74,7 @@ STYLES = (
     "final",
     "forget",
     "stranger",
+    "emptied",
     "calm",
     "sink",
     "clocks",
@@ -212,6 +215,16 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     config["too_small"] = 0.0 if calm else rng.choice((0.0, 0.0, 0.05, 0.4))
     if style == "stranger":
         config["strangers"] = sorted(rng.uniform(0, duration) for _ in range(rng.choice((2, 4, 8))))
+    if style == "emptied":
+        config["strangers"] = sorted(rng.uniform(0, duration * 0.3) for _ in range(rng.choice((2, 4, 8))))
+        config["stranger_pause_s"] = rng.choice((0.01, 0.05, 0.2))
+        config |= {"segment_bytes": rng.choice((100, 300)), "readers": 8, "retention_s": 1000.0}
+        faults += tuple(  # several segments are begun before one has an entry
+            Fault(kind=FaultKind.DROP_KTH, a=proxy, b=STORE_NODE, message=message, count=count)
+            for proxy in ("p1", "p2", "p3")
+            for message in ("AppendEntry", "RecoverSegment")
+            for count in range(1, 1 + rng.choice((0, 2, 4)))
+        )
     if style == "offload":
         config |= {"offloads": sorted(rng.uniform(0, duration * 1.3) for _ in range(rng.choice((8, 20, 40))))}
         config |= {"segment_bytes": rng.choice((100, 300)), "retention_s": 0.0, "batches": 15}
@@ -457,8 +470,9 @@ class StreamWorld:
             sim.call_in(at_s, self._touch)
         self.retention.begin()
         self.offload.begin()
+        while_readers_open_s = duration * (0.4 if self.config["style"] == "emptied" else 1.0)
         for _ in range(self.config["readers"]):
-            sim.call_in(rng.uniform(0, duration), self._open_reader, rng.random() < 0.8)
+            sim.call_in(rng.uniform(0, while_readers_open_s), self._open_reader, rng.random() < 0.8)
 
     def _open_reader(self, follow: bool) -> None:
         rng, number = self.sim.rng, len(self.readers) + 1
@@ -473,6 +487,8 @@ class StreamWorld:
             one = rng.choice(acked)
             places = [(Start.DLSN, tuple(one.dlsn.next_slot(one.count - 1))), (Start.TXID, max(0, one.txid))]
             start, value = rng.choice(places)
+        if self.config["style"] == "emptied":
+            start, value = Start.DLSN, (rng.choice((1, 1, 2)), rng.choice((0, 1)), rng.choice((0, 1)))
         reader = self.readers[number] = Reader(self, number, start, value, follow=follow)
         if self.sim.is_up(READ_NODE):
             reader.open()

@@ -555,6 +555,20 @@ READING = (
         parts=planted(StartPosition, ("_choose_dlsn", "max(0, dlsn.entry)", "dlsn.entry + (self._read.credit == 500)")),
     ),
     Mutant(
+        name="a segment is started beside one that another writer began",
+        invariants=("T4",),
+        style="emptied",
+        seeds=3000,
+        parts=planted(StartSegment, ("apply", "segment.location != self.follows", "False")),
+    ),
+    Mutant(
+        name="a position before the next segment is truncated though the list is empty",
+        invariants=("S9",),
+        style="emptied",
+        seeds=3000,
+        parts=planted(StartPosition, ("_choose_dlsn", "stream.is_number_final(dlsn.segment)", "True")),
+    ),
+    Mutant(
         name="a seek goes to the first record after the one it looks for",
         invariants=("S11",),
         parts=planted(SeekTarget, ("is_before", "contents.last_txid < self.least", "contents.last_txid <= self.least")),
