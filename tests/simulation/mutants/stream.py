@@ -58,6 +58,15 @@ def planted(cls: type, *edits: Edit, mute: tuple[str, ...] = ()) -> dict[str, An
     return {"planted": ((cls, edited(cls, *edits)),), "mute": mute}
 
 
+#: a segment is started beside any other one in progress
+UNCHECKED_START = ("apply", "segment.location != self.follows", "False")
+
+
+def and_unchecked(parts: dict[str, Any]) -> dict[str, Any]:
+    """The same defect in an owner whose list would take any segment: without that the list refuses its next segment."""
+    return {**parts, "planted": (*parts["planted"], (StartSegment, edited(StartSegment, UNCHECKED_START)))}
+
+
 DOES_NOT_FENCE = (
     ("_append", "segment is None or segment.end is not None", "segment is None"),
     ("_confirm", "segment.end is not None and entry > segment.end", "False"),
@@ -220,18 +229,20 @@ TAKING = (
     Mutant(
         name="served before recovery",
         invariants=("S6", "T4"),
-        parts=planted(StreamRecovery, ("_to_recover", "return [", "return [] and [")),
+        parts=and_unchecked(planted(StreamRecovery, ("_to_recover", "return [", "return [] and ["))),
     ),
     Mutant(
         name="only the last of two segments is fenced",
         invariants=("S6", "T4"),
         style="roll",
-        parts=planted(StreamRecovery, ("_to_recover", "in value.in_progress}", "in value.in_progress[-1:]}")),
+        parts=and_unchecked(
+            planted(StreamRecovery, ("_to_recover", "in value.in_progress}", "in value.in_progress[-1:]}"))
+        ),
     ),
     Mutant(
         name="nothing is fenced, by the order of the take-over",
         invariants=("T4",),
-        parts=planted(StreamRecovery, ("_to_recover", "return [", "return [] and ["), mute=("S6",)),
+        parts=and_unchecked(planted(StreamRecovery, ("_to_recover", "return [", "return [] and ["), mute=("S6",))),
     ),
     *(
         Mutant(
@@ -559,7 +570,7 @@ READING = (
         invariants=("T4",),
         style="emptied",
         seeds=3000,
-        parts=planted(StartSegment, ("apply", "segment.location != self.follows", "False")),
+        parts=planted(StartSegment, UNCHECKED_START),
     ),
     Mutant(
         name="a position before the next segment is truncated though the list is empty",
