@@ -143,7 +143,8 @@ class BookKeeperSystem(ServerSystem):
         command = jvm(
             *(BOOKKEEPER, "org.apache.bookkeeper.server.Main", "--conf", str(config)),
             heap_mib=self._numbers["heap_mib"],
-            flags=(f"-XX:MaxDirectMemorySize={self._numbers['direct_mib']}m",),
+            # its id is made of the interface's first address, and one of IPv6 with a scope is no valid id
+            flags=(f"-XX:MaxDirectMemorySize={self._numbers['direct_mib']}m", "-Djava.net.preferIPv4Stack=true"),
         )
         address = f"{HOST}:{port}"
 

@@ -106,8 +106,8 @@ class Jars:
 _BOOKKEEPER_POM = ROOT / "tests" / "interop" / "java" / "pom.xml"  # names the version that we compare with
 _BOOKKEEPER_MUST = "bookkeeper-server-*.jar"
 BOOKKEEPER = Jars("bookkeeper", _BOOKKEEPER_POM, CACHE / "lib", _BOOKKEEPER_MUST)
-#: the newest release that Maven has, for one module of the interop tests
-NEW_BOOKKEEPER = Jars("bookkeeper-4.18", _BOOKKEEPER_POM, CACHE / "bookkeeper-4.18" / "lib", _BOOKKEEPER_MUST, "4.18.0")
+#: the last of the release before, for one module of the interop tests
+OLD_BOOKKEEPER = Jars("bookkeeper-4.17", _BOOKKEEPER_POM, CACHE / "bookkeeper-4.17" / "lib", _BOOKKEEPER_MUST, "4.17.3")
 KAFKA = Jars("kafka", SOURCES / "kafka.pom.xml", CACHE / "kafka" / "lib", "kafka_2.13-*.jar")
 HDFS = Jars("hdfs", SOURCES / "hdfs.pom.xml", CACHE / "hdfs" / "lib", "hadoop-hdfs-client-*.jar")  # for cold storage
 DELTA = Jars("delta", SOURCES / "delta.pom.xml", CACHE / "delta" / "lib", "delta-spark_2.13-*.jar")  # for tables

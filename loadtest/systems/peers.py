@@ -26,12 +26,12 @@ from pathlib import Path
 from loadtest.spark import jars as spark_kafka
 from loadtest.systems import bookkeeper, kafka, nats, versitygw
 from loadtest.systems.base import CannotRunError, Variant
-from loadtest.systems.java import BOOKKEEPER, DELTA, HDFS, KAFKA, NEW_BOOKKEEPER, FetchFailedError, PartMissingError
+from loadtest.systems.java import BOOKKEEPER, DELTA, HDFS, KAFKA, OLD_BOOKKEEPER, FetchFailedError, PartMissingError
 from loadtest.systems.nodes import ServerSystem
 
 INSTALL: Mapping[str, Callable[[], bool]] = {
     "bookkeeper": BOOKKEEPER.install,
-    "bookkeeper-4.18": NEW_BOOKKEEPER.install,
+    "bookkeeper-4.17": OLD_BOOKKEEPER.install,
     "kafka": KAFKA.install,
     "nats": nats.install,
     "spark-kafka": spark_kafka.install,
