@@ -123,8 +123,10 @@ class JavaBookie:
 class JavaCluster(BookieCluster):
     """Java bookies, and as many of dlog as requested (`bookies`), which one ledger may use together."""
 
-    def __init__(self, directory: Path, hosts: str, java: int, ours: int = 0, jars: Jars = BOOKKEEPER) -> None:
-        super().__init__(directory, hosts, ours, ())
+    def __init__(
+        self, directory: Path, hosts: str, java: int, ours: int, jars: Jars, flags: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(directory, hosts, ours, flags)
         self._jars = jars
         self.java = [self._make_java(number) for number in range(java)]
         self._made = java
@@ -176,10 +178,15 @@ class JavaCluster(BookieCluster):
 
 
 def start_java(
-    zookeeper: EmbeddedZooKeeper, directory: Path, java: int = 3, ours: int = 0, jars: Jars = BOOKKEEPER
+    zookeeper: EmbeddedZooKeeper,
+    directory: Path,
+    java: int = 3,
+    ours: int = 0,
+    jars: Jars = BOOKKEEPER,
+    flags: tuple[str, ...] = (),
 ) -> JavaCluster:
-    """A running cluster under a fresh chroot; close it."""
-    cluster = JavaCluster(directory, f"{zookeeper.hosts}/{uuid.uuid4().hex}", java, ours, jars)
+    """A running cluster under a fresh chroot; close it. flags: of the bookies of dlog."""
+    cluster = JavaCluster(directory, f"{zookeeper.hosts}/{uuid.uuid4().hex}", java, ours, jars, flags)
     try:
         cluster.start()
     except BaseException:
