@@ -28,22 +28,40 @@ STREAM, CACHE, FILES, REGION = "stream", "cache", "files", "region"
 OBJECTS, CONTROLLER, COMPACTION, NODES = "objects", "controller", "compaction", "nodes"
 
 INVARIANTS = {
-    "L1": Invariant("what is acknowledged is below the end and can be read", LEDGER, "LedgerChecks._closed, finish"),
+    "L1": Invariant(
+        "an acknowledged entry is below the ledger's end and can be read", LEDGER, "LedgerChecks._closed, finish"
+    ),
     "L2": Invariant("a closed ledger never changes", LEDGER, "LedgerChecks.metadata_changed"),
     "L3": Invariant(
         "an entry has the same bytes for all readers and recoveries",
         LEDGER,
         "LedgerChecks.read_entry, returned, finish",
     ),
-    "L4": Invariant("at the close each entry is on Qa members of its ensemble", LEDGER, "LedgerChecks._closed"),
-    "L5": Invariant("no LAC runs back or ahead of the decided, no tail lags", LEDGER, "LedgerChecks.visible, found"),
-    "L6": Invariant("acknowledgements come in order, without a gap", LEDGER, "LedgerChecks.acked"),
-    "L7": Invariant("a fenced writer gets nothing acknowledged", LEDGER, "LedgerChecks.acked"),
-    "L8": Invariant("recovery knows enough before it concludes", LEDGER, "LedgerChecks._see_coverage, _see_end"),
-    "L9": Invariant("fragments begin in order, a search in the last", LEDGER, "LedgerChecks.metadata_changed"),
+    "L4": Invariant(
+        "when a ledger is closed, each entry is on Qa members of its ensemble", LEDGER, "LedgerChecks._closed"
+    ),
+    "L5": Invariant(
+        "the LAC that a reader gets never goes back and never passes what is decided; a search for the tail "
+        "finds every acknowledged entry",
+        LEDGER,
+        "LedgerChecks.visible, found",
+    ),
+    "L6": Invariant("entries are acknowledged in order, without a gap", LEDGER, "LedgerChecks.acked"),
+    "L7": Invariant("a fenced writer gets no acknowledgement", LEDGER, "LedgerChecks.acked"),
+    "L8": Invariant(
+        "a recovery searches for the end only once the fence covers every write quorum, and ends only once "
+        "enough bookies deny the next entry",
+        LEDGER,
+        "LedgerChecks._see_coverage, _see_end",
+    ),
+    "L9": Invariant(
+        "fragments begin at rising entries; a search for the end begins in the last one",
+        LEDGER,
+        "LedgerChecks.metadata_changed",
+    ),
     "L10": Invariant("nothing is acknowledged on an ensemble unknown to metadata", LEDGER, "LedgerChecks.acked"),
     "L11": Invariant("an entry is never sent with other bytes", LEDGER, "LedgerChecks._see_add"),
-    "L12": Invariant("all recoverers tell one end", LEDGER, "LedgerChecks.ended"),
+    "L12": Invariant("all recoveries return the same end", LEDGER, "LedgerChecks.ended"),
     "P1": Invariant(
         "an ensemble keeps the placement policy or an event says so; a strict one is never kept less",
         LEDGER,
@@ -73,7 +91,7 @@ INVARIANTS = {
         "RepairChecks.check_bytes, RepairWorld.read_all, delete_it",
     ),
     "L17": Invariant(
-        "in quiet times repairs end, metadata names no bookie that is gone, and missing copies are written again",
+        "once faults end, repairs end, metadata names no bookie that is gone, and missing copies are written again",
         REPAIR,
         "RepairWorld.repair_all, verify_all, demand_no_repair",
     ),
@@ -85,7 +103,7 @@ INVARIANTS = {
         "Of entries that are given up together the first and the last one are checked: others may lie between them.",
     ),
     "L19": Invariant(
-        "in quiet times the ledgers of a lost bookie are marked and made whole, whichever process died, and a "
+        "once faults end, the ledgers of a lost bookie are marked and made whole, whichever process died, and a "
         "decommission ends",
         AUDITOR,
         "AuditorChecks.unfinished, check_contents, AuditorWorld._settle",
@@ -139,19 +157,36 @@ INVARIANTS = {
         LEDGER,
         "LedgerChecks.answered",
     ),
+    "L31": Invariant(
+        "a bookie frees copies only of a closed ledger that metadata does not name it for and whose copies are whole "
+        "elsewhere; metadata never names a bookie for a copy that it freed; moved copies are freed in the end",
+        REPAIR,
+        "RepairChecks.freed, _check_entry, RepairWorld.free_all",
+    ),
     "L33": Invariant(
         "an entry of a ledger with deferred sync is told durable only after a force that covers it was acknowledged by "
         "Qa bookies of its ensemble: these hold it on stable storage",
         LEDGER,
         "LedgerChecks.forced, _see_carried",
     ),
+    "L34": Invariant("a bookie that freed its copies takes no entry of an old writer", REPAIR, "RepairChecks.freed"),
     "S1": Invariant("a DLSN names one record, numbers are dense", STREAM, "StreamChecks._started, _master"),
-    "S2": Invariant("acknowledged: there, once, where it was said", STREAM, "StreamChecks._check_writes"),
-    "S3": Invariant("nothing is read that nobody wrote", STREAM, "StreamChecks._check_writes, _check_readers"),
-    "S4": Invariant("a reader sees a run without gap or turn", STREAM, "StreamChecks._see, _check_readers"),
-    "S5": Invariant("asked after an acknowledgement: written behind it", STREAM, "StreamChecks._check_order"),
-    "S6": Invariant("a segment is written once those before are closed", STREAM, "StreamChecks.appended"),
-    "S7": Invariant("txids never fall, also across owners", STREAM, "StreamChecks._master, changed"),
+    "S2": Invariant(
+        "an acknowledged batch is in the log once, at the DLSN that was acknowledged",
+        STREAM,
+        "StreamChecks._check_writes",
+    ),
+    "S3": Invariant(
+        "a reader gets only records that a producer wrote", STREAM, "StreamChecks._check_writes, _check_readers"
+    ),
+    "S4": Invariant("a reader gets the records in order, without a gap", STREAM, "StreamChecks._see, _check_readers"),
+    "S5": Invariant(
+        "a batch that is sent after an acknowledgement is written after the acknowledged one",
+        STREAM,
+        "StreamChecks._check_order",
+    ),
+    "S6": Invariant("a segment takes entries only after those before it are closed", STREAM, "StreamChecks.appended"),
+    "S7": Invariant("txids never decrease, also across owners", STREAM, "StreamChecks._master, changed"),
     "S8": Invariant("no reader sees control records or beyond the LAC", STREAM, "StreamChecks.delivered"),
     "S9": Invariant(
         "the truncation point only moves forward",
@@ -159,36 +194,39 @@ INVARIANTS = {
         "StreamChecks.changed, Reader.told, _truncated, Removals.explains",
         "A completed segment that its store removed by itself counts as truncated for its readers, and no other does.",
     ),
-    "S10": Invariant("metadata of a completed segment is what it holds", STREAM, "StreamChecks._check_completed"),
-    "S11": Invariant("a seek finds the first record that it should", STREAM, "StreamChecks._check_seek"),
+    "S10": Invariant("metadata of a completed segment equals its contents", STREAM, "StreamChecks._check_completed"),
+    "S11": Invariant("a seek finds the first record at or after its txid or time", STREAM, "StreamChecks._check_seek"),
     "S12": Invariant(
-        "a position that is resumed from neither passes a record nor moves back",
+        "a reader that resumes at a position neither skips nor repeats a record",
         STREAM,
         "StreamChecks._see, _check_readers",
         "The service keeps no cursors or subscriptions: where a reader stands is known to the reader alone. What there "
         "is to check is that a reader opened again at its position goes on exactly there, whatever died meanwhile.",
     ),
-    "S13": Invariant("a sink's batch is there once, whole, in its order", STREAM, "SinkChecks.check, swept, listed"),
+    "S13": Invariant(
+        "a batch of a sink is in the log once, whole and in order", STREAM, "SinkChecks.check, swept, listed"
+    ),
     "E1": Invariant(
         "no segment is expired before its retention has passed since its last record was stored",
         STREAM,
         "RetentionChecks.changed",
-        "Of the proxies' clocks and metadata's one kind is right; the others may say what they like.",
+        "Of the proxies' clocks and metadata's one kind is right; the others may show any time.",
     ),
     "S14": Invariant(
-        "what an owner says is not in the log was not, when it was asked",
+        "what an owner reports as not written was not in the log when it was asked",
         STREAM,
         "StreamChecks.said",
         "The log holds what some owner said to be written by then; what another one confirms while the question is "
         "under way is seen when the producer's next generation begins (S2).",
     ),
     "S15": Invariant(
-        "what is given up lies before what its producer got acknowledged later, or is never written",
+        "a batch that was given up is in the log before whatever its producer got acknowledged later, or is "
+        "never written",
         STREAM,
         "StreamChecks._check_given_up",
     ),
     "S16": Invariant(
-        "a stage that is imported without a number is there once, however often and late the request arrives",
+        "a stage that is imported without a number is in the log once, however often and late the request arrives",
         STREAM,
         "ImportProgram.check",
     ),
@@ -206,17 +244,24 @@ INVARIANTS = {
         "OffloadChecks.check",
         "What lies in cold storage is written at once and lost to no fault: which copies are deleted is looked at.",
     ),
-    "T1": Invariant("owners follow one another in the log", STREAM, "StreamChecks._check_order"),
-    "T2": Invariant("who lost the claim acknowledges nothing", STREAM, "StreamChecks.answered"),
-    "T3": Invariant("epochs rise by one, by compare-and-set", STREAM, "StreamChecks.changed, owned"),
-    "T4": Invariant("fenced before the next segment is named", STREAM, "StreamChecks._started"),
+    "T1": Invariant(
+        "the entries of each owner come after those of the owner before", STREAM, "StreamChecks._check_order"
+    ),
+    "T2": Invariant("an owner that lost its claim acknowledges nothing", STREAM, "StreamChecks.answered"),
+    "T3": Invariant("each claim raises the epoch by one, by compare-and-set", STREAM, "StreamChecks.changed, owned"),
+    "T4": Invariant(
+        "when a segment enters the list, all but the one before it have ended", STREAM, "StreamChecks._started"
+    ),
     "T5": Invariant("once faults end, every stream takes writes", STREAM, "StreamWorld.run"),
     "T6": Invariant(
-        "who follows an owner hears of what is acknowledged, and takes no word of one place for another",
+        "a follower of an owner learns of every acknowledged entry; a message about a location is never "
+        "applied to another one",
         STREAM,
         "Follower.on_lac, Proxy._check_told, StreamWorld.run",
     ),
-    "T7": Invariant("who was shut out writes nothing more to a sink", STREAM, "SinkChecks.check, listed"),
+    "T7": Invariant(
+        "a program that was shut out of a sink writes nothing more to it", STREAM, "SinkChecks.check, listed"
+    ),
     "D1": Invariant(
         "a request for one incarnation of a stream never changes another",
         STREAM,
@@ -228,31 +273,35 @@ INVARIANTS = {
         STREAM,
         "LivesWorld.written",
     ),
-    "R1": Invariant("what a cache tells is what the log holds", CACHE, "CacheChecks.sent, lac_said"),
+    "R1": Invariant("a cache serves only what the log holds", CACHE, "CacheChecks.sent, lac_said"),
     "R2": Invariant(
-        "an end that is told is one, and what moved is told in time",
+        "an end that a reader is sent is one; readers are notified of what advanced",
         CACHE,
         "CacheChecks.ended, end_of_stream, CacheWorld.run",
         "A stream that was deleted and made again under "
         "its name while a reader could not look is another stream, and what lies between is not compared.",
     ),
-    "R3": Invariant("an absence is told to who asked, and not kept", CACHE, "CacheWorld.run, ReaderHost._told"),
+    "R3": Invariant(
+        "the absence of a stream or of entries is reported to the request that met it, and not remembered",
+        CACHE,
+        "CacheWorld.run, ReaderHost._told",
+    ),
     "R4": Invariant(
-        "what is truncated leaves the cache in two seconds",
+        "truncated entries leave the cache within two seconds",
         CACHE,
         "CacheChecks.forgotten, sent",
         "As long as metadata can be reached; a proxy that is cut off from it learns of the truncation when it is back.",
     ),
     "R5": Invariant("the cache keeps within its bytes", CACHE, "CacheChecks.bounded"),
-    "F1": Invariant("all processes tell one end of a segment", FILES, "FileWorld._conclude"),
+    "F1": Invariant("all processes return the same end of a segment", FILES, "FileWorld._conclude"),
     "F2": Invariant(
-        "what is acknowledged is below the end, can be read, and is what was written",
+        "an acknowledged entry is below the end, can be read, and is as written",
         FILES,
         "FileWorld._conclude, _end_and_read",
     ),
-    "F3": Invariant("nothing is acknowledged that was begun after an end was told", FILES, "FileWorld._conclude"),
+    "F3": Invariant("an append that began after an end was returned is not acknowledged", FILES, "FileWorld._conclude"),
     "F4": Invariant(
-        "readers see a run of entries up to a LAC that does not run back, and nothing that an end drops",
+        "a reader gets the entries in order up to a LAC that never goes back, and none that an end drops",
         FILES,
         "FileWorld.follow, _conclude",
     ),
@@ -269,7 +318,7 @@ INVARIANTS = {
         "a segment can be ended on a full disk after its writer was refused or is done", FILES, "FileWorld.recover"
     ),
     "K1": Invariant(
-        "what an owner knows is what the whole data topic says, whatever snapshot it began with",
+        "an owner's state is that of the whole data topic, whatever snapshot it began with",
         REGION,
         "RegionChecks.state_is, dropped, RegionWorld.run",
         "Marks are not in the data topic. Those of a dropped table outlive every crash; others are kept from the next "
@@ -291,19 +340,19 @@ INVARIANTS = {
         "record behind that, in version 0 at the first one of each table, and is told that what lies before is lost.",
     ),
     "K5": Invariant(
-        "what is acknowledged counts: nothing is, once another owner's fence is in force",
+        "an acknowledged write counts; none is acknowledged once another owner's fence is in force",
         REGION,
         "RegionChecks.acknowledged, begun",
     ),
     "K7": Invariant(
-        "all who ask for a table's end get the same one, nothing behind it counts, and a table that was not found is "
+        "all requests for a table's end get the same one, nothing after it counts, and a table that was not found is "
         "never begun",
         REGION,
         "RegionChecks.ended, not_found, refused_as_ended, Truth.appended",
         "K6 of the specification is a test of Kafka's settings.",
     ),
     "K8": Invariant(
-        "what a follower knows is what the whole data topic says, and its newest entries count",
+        "a follower's state is that of the whole data topic, and its newest entries count",
         REGION,
         "RegionChecks.state_is, caught_up, recent, Followers.check",
     ),
@@ -318,7 +367,8 @@ INVARIANTS = {
         "RegionChecks.retired, Truth.appended",
     ),
     "K11": Invariant(
-        "in quiet times a follower catches up, finds the end of each table that is not dropped, drops it, and retires "
+        "once faults end, a follower catches up, finds the end of each table that is not dropped, drops it, "
+        "and retires "
         "the region",
         REGION,
         "Followers.finish",
@@ -331,9 +381,11 @@ INVARIANTS = {
     ),
     "C1": Invariant("a confirmed entry counts, with its bytes", OBJECTS, "WriterProcess._perform"),
     "C2": Invariant("all recoveries and the seal have one end", OBJECTS, "WriterProcess._perform, TailProcess._check"),
-    "C3": Invariant("a tail covers what was confirmed before, and counts", OBJECTS, "TailProcess._check"),
+    "C3": Invariant(
+        "a tail covers every entry confirmed before the search, and its entries count", OBJECTS, "TailProcess._check"
+    ),
     "C4": Invariant(
-        "a reader believes only what counts, and nobody takes the chain for damaged",
+        "a reader accepts only chunks that count, and the chain is never reported as damaged",
         OBJECTS,
         "FollowerProcess._perform, _tell, TailProcess._tell, ObjectsWorld.run",
     ),
@@ -364,7 +416,8 @@ INVARIANTS = {
     ),
     "O11": Invariant("a refused operation changes nothing", CONTROLLER, "ControllerProcess.request"),
     "O12": Invariant(
-        "what is answered as done is in the log, and rests on all that was in it when the operation came",
+        "an operation that is answered as done is in the log, and was judged by everything that was in the "
+        "log when it came",
         CONTROLLER,
         "MetadataChecks.answered",
     ),
@@ -414,7 +467,7 @@ INVARIANTS = {
         NODES,
         "NodesWorld._check_wal_deletion, _frames",
     ),
-    "N1": Invariant("what was read once is read again", NODES, "NodesWorld._read_all, Client._read_cache"),
+    "N1": Invariant("an entry that was read once can be read again", NODES, "NodesWorld._read_all, Client._read_cache"),
     "N2": Invariant(
         "without faults a node serves, closes its streams and uploads all, and its write-ahead log is deleted; what a "
         "node that is gone for good left is uploaded by others, and no segment of its log remains",
@@ -428,13 +481,13 @@ INVARIANTS = {
         "Survivor._check",
     ),
     "C7": Invariant(
-        "where a chunk is missing that is known to have been confirmed, nobody finds an end below what was confirmed",
+        "where a chunk is missing that is known to be confirmed, no search returns an end below what was confirmed",
         OBJECTS,
         "TailProcess._check",
     ),
     "C8": Invariant(
-        "in a deleted segment nothing is confirmed but what counted before, whenever its writer wakes up, and whatever "
-        "is damaged",
+        "a writer that wakes up gets nothing confirmed in a deleted segment but what counted before, whatever is "
+        "damaged",
         OBJECTS,
         "WriterProcess._perform",
     ),
@@ -452,7 +505,7 @@ INVARIANTS = {
         "ObjectsWorld.check_kept",
     ),
     "C12": Invariant(
-        "a merged segment has the end and the entries that it had before, for everybody",
+        "a merged segment has the same end and entries as before, for readers, recoveries and merges",
         OBJECTS,
         "TailProcess._check, FollowerProcess._tell, MergeProcess._tell",
     ),

@@ -35,7 +35,7 @@ MODULES = [
 def test_the_table_is_whole() -> None:
     expected = {f"L{n}" for n in range(1, 31) if n != 14} | {f"S{n}" for n in range(1, 19)}
     expected |= {f"T{n}" for n in range(1, 8)} | {f"R{n}" for n in range(1, 6)}
-    expected |= {"D1", "D2", "E1", "E2", "P1", "P2", "L33"}
+    expected |= {"D1", "D2", "E1", "E2", "P1", "P2", "L31", "L33", "L34"}
     expected |= {f"F{n}" for n in range(1, 8)} | {f"K{n}" for n in range(1, 13) if n != 6}
     expected |= {f"C{n}" for n in range(1, 14)} | {f"O{n}" for n in range(1, 15)} | {"N1", "N2", "N3"}
     assert set(INVARIANTS) == expected

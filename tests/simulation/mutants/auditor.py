@@ -44,7 +44,7 @@ def function(module: Any, name: str, old: str, new: str) -> dict[str, Plant]:
 
 WHOLE = (
     Mutant(
-        name="what is lost before the auditor is elected is never lost",
+        name="bookies lost before the auditor was elected are never noticed",
         invariants=("L19",),
         style="lost",
         parts=methods(
@@ -63,7 +63,7 @@ WHOLE = (
         parts=methods((AuditorElection, "is_elected", "if not mine:", "if not mine and self._zk.generation == 1:")),
     ),
     Mutant(
-        name="what a comparison misses is not marked",
+        name="copies that a comparison misses are not marked",
         invariants=("L19",),
         style="emptied",
         parts=methods((Comparing, "_report", "if not compared.lacking:", "if not compared.differing:")),
@@ -92,7 +92,7 @@ MARKS = (
         parts=methods((RepairWorkers, "_attempt", "if back:", "if False:")),
     ),
     Mutant(
-        name="a repair that left out what nobody can serve completes the mark",
+        name="a repair that left out entries which no bookie can serve completes the mark",
         invariants=("L20",),
         style="bad",
         parts=methods((RepairWorkers, "_attempt", "if total.unreadable:", "if False:")),

@@ -31,7 +31,7 @@ def planted(cls: type, *edits: Edit, mute: tuple[str, ...] = ()) -> dict[str, An
 
 COHERENCE = (
     Mutant(
-        name="a LAC is believed for the place that the number has in the list as it is known",
+        name="a LAC is applied to the location that its segment number has in the known list",
         invariants=("R1", "R2"),
         style="roll",
         parts=planted(
@@ -44,19 +44,19 @@ COHERENCE = (
         ),
     ),
     Mutant(
-        name="what is sent along is kept for the place that the number has in the list as it is known",
+        name="entries sent along are cached for the location that their segment number has in the known list",
         invariants=("R1",),
         style="roll",
         parts=planted(OwnerFeed, ("entries", "self._located.get(number)", "self._listener._metadata.listed(number)")),
     ),
     Mutant(
-        name="reads of metadata may be older than the question",
+        name="a read of metadata that began before the question answers it",
         invariants=("R1", "R2"),
         style="roll",
         parts=planted(MetadataPort, ("_read", 'world.config["lag_s"]', "0.05")),
     ),
     Mutant(
-        name="the cache knows entries by segment number, not by place",
+        name="the cache keeps entries by segment number, not by location",
         invariants=("R1",),
         style="trim",
         parts=planted(
@@ -67,7 +67,7 @@ COHERENCE = (
         ),
     ),
     Mutant(
-        name="entries are asked for as far as the reader's list says, whatever is confirmed",
+        name="entries are requested as far as the reader's list goes, whatever is confirmed",
         invariants=("R1", "S4", "assert"),
         parts=planted(LacWatches, ("_lac_seen", "asked.location, end, True", "asked.location, EntryId(end + 1), True")),
     ),
@@ -75,7 +75,7 @@ COHERENCE = (
 
 STALENESS = (
     Mutant(
-        name="what an owner said before it fell silent counts as the tail",
+        name="the last LAC of an owner that no longer answers counts as the tail",
         invariants=("R2",),
         style="tail",
         parts=planted(
@@ -83,7 +83,7 @@ STALENESS = (
         ),
     ),
     Mutant(
-        name="an owner counts that metadata names no more",
+        name="the LAC of an owner that metadata no longer names counts",
         invariants=("R2",),
         style="tail",
         parts=planted(
@@ -97,7 +97,7 @@ STALENESS = (
         ),
     ),
     Mutant(
-        name="one reading of metadata that fails at a reader's open is a cut",
+        name="one failed read of metadata at a reader's open ends it",
         invariants=("R2", "R4"),
         style="tail",
         parts=planted(
@@ -112,32 +112,32 @@ STALENESS = (
         parts=planted(FreezeTolerantTimeout, ("wait", "took_s > 2 * step_s", "False")),
     ),
     Mutant(
-        name="that contact with metadata is back is heard when the pause after a failure is over",
+        name="the return of metadata is noticed only after the back-off",
         invariants=("R2", "R3", "R4"),
         style="frozen",
         parts=planted(RefreshSignal, ("hint", "self._hinted.set()", "pass"), ("wake", "self._hinted.set()", "pass")),
     ),
     Mutant(
-        name="without an owner the tail is what the store shows by itself",
+        name="without an owner the store's LAC counts as the tail",
         invariants=("R2",),
         style="roll",
         seeds=1000,
         parts=planted(StorePort, ("find_tail", "self.find(ref.name).confirmed", "self.find(ref.name).lac_of_store")),
     ),
     Mutant(
-        name="the LAC moves and nobody is told",
+        name="the LAC advances and no reader is notified",
         invariants=("R2",),
         parts=planted(LacWatches, ("learn", "self._pacer.ask(at_once=ended)", "pass")),
     ),
     Mutant(
-        name="the turn of who was told of the tail a moment ago never comes",
+        name="a reader that was notified a moment ago is never notified again",
         invariants=("R2",),
         style="frozen",
         seeds=1000,
         parts=planted(FanoutPacer, ("ask", "call_later(wait_s,", "call_later(1e6,")),
     ),
     Mutant(
-        name="one segment's end is told of another",
+        name="one segment's end is applied to another segment",
         invariants=("R2",),
         parts=planted(
             LacWatches,
@@ -149,7 +149,7 @@ STALENESS = (
         ),
     ),
     Mutant(
-        name="a new reader is served from the list as it is remembered",
+        name="a new reader is served from an old list",
         invariants=("R2", "R3", "R4"),
         parts=planted(StreamFeed, ("_get_stream", "and (subscription.has_metadata or self._is_cut_off)", "")),
     ),
@@ -157,7 +157,7 @@ STALENESS = (
 
 NEGATIVES = (
     Mutant(
-        name="a fetch that failed is joined by those who ask again",
+        name="a repeated request joins a fetch that has failed",
         invariants=("R3",),
         parts=planted(
             BlockFetcher,
@@ -169,7 +169,7 @@ NEGATIVES = (
         ),
     ),
     Mutant(
-        name="that entries could not be had is remembered",
+        name="a failed fetch of entries is remembered",
         invariants=("R3",),
         parts=planted(
             BlockFetcher,
@@ -185,7 +185,7 @@ NEGATIVES = (
         ),
     ),
     Mutant(
-        name="that there is no such stream is remembered",
+        name="that a stream does not exist is remembered",
         invariants=("R3",),
         style="trim",
         parts=planted(
@@ -207,7 +207,7 @@ FORGETTING = (
         parts=planted(StreamFeed, ("_forget", "now.readable_changes_since(before)", "now.changes_since(before)")),
     ),
     Mutant(
-        name="what was truncated while it was fetched is kept",
+        name="entries that were truncated during their fetch stay in the cache",
         invariants=("R4",),
         style="trim",
         parts=planted(
@@ -217,7 +217,7 @@ FORGETTING = (
         ),
     ),
     Mutant(
-        name="a segment that ended and was cut off in one look keeps its beginning",
+        name="a segment truncated between two reads of metadata keeps its first entries in the cache",
         invariants=("R4",),
         style="trim",
         seeds=2000,
@@ -266,21 +266,21 @@ POSITIONS = (
         parts=planted(StreamReaderMachine, ("_is_reached", "end is None", "True")),
     ),
     Mutant(
-        name="a list that is only remembered says where the stream ends",
+        name="an old list says where the stream ends",
         invariants=("R6",),
         style="lives",
         seeds=2000,
         parts=planted(StreamReaderMachine, ("_is_reached", "if self._lists.has_fresh:", "if True:")),
     ),
     Mutant(
-        name="a stream that is only remembered says that the position is of another",
+        name="old metadata says that the position belongs to another incarnation",
         invariants=("R6",),
         style="lives",
         seeds=2000,
         parts=planted(StreamReaderMachine, ("_note_stream", "self._stream is not None or fresh", "True")),
     ),
     Mutant(
-        name="what was heard of the tail before metadata could be read says where the stream ends",
+        name="a LAC from before metadata could be read says where the stream ends",
         invariants=("R6",),
         style="lives",
         seeds=2000,

@@ -78,12 +78,12 @@ MUTANTS = (
         parts=planted(ObjectTable, ("marked_until", "return self._due(_MARKED, time_ms, limit)", "return []")),
     ),
     Mutant(
-        name="objects of a node that was taken over are compacted by nobody",
+        name="objects of a node that was taken over are not compacted",
         invariants=("O2",),
         parts={"planted": planted_in(taken_over_nodes, "if its.is_failover and not its.wal", "if False", processes)},
     ),
     Mutant(
-        name="a compaction copies blocks without a look at their checksums",
+        name="a compaction copies blocks without verifying their checksums",
         invariants=("O7",),
         style="damaged",
         parts={"planted": _UNCHECKED},
@@ -141,7 +141,7 @@ MUTANTS = (
         parts=planted(_Search, ("_result", "covered = its.start\n", "pass\n")),
     ),
     Mutant(
-        name="with a source the slices before it go from the index",
+        name="the slices before a source leave the index with it",
         invariants=("O9",),
         parts=planted(
             SliceTable,

@@ -18,12 +18,12 @@ def planted(cls: type, *edits: Edit) -> dict[str, Any]:
 
 MUTANTS = (
     Mutant(
-        name="an append is confirmed without a look whether the segment was fenced",
+        name="an append is confirmed without checking whether the segment was fenced",
         invariants=("F1", "F2", "F3"),
         parts=planted(Appender, ("append", "if not self._files.is_writable():", "if False:")),
     ),
     Mutant(
-        name="the writer looks whether the segment was fenced before its entries are synced",
+        name="the writer checks for a fence before its entries are synced",
         invariants=("F2",),
         parts=planted(
             Appender,
@@ -36,7 +36,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="the watermark moves before the writer looks whether the segment was fenced",
+        name="the watermark advances before the writer checks for a fence",
         invariants=("F4", "F2"),
         parts=planted(
             Appender,
@@ -80,20 +80,20 @@ MUTANTS = (
         parts=planted(SegmentFiles, ("_valid_entries", "file.datasync()", "pass")),
     ),
     Mutant(
-        name="an end is told before its name is durable",
+        name="an end is returned before its name is durable",
         invariants=("F1", "F2"),
         style="power",
         seeds=2000,
         parts=planted(SegmentFiles, ("read_end", "if end.last_entry != expected:", "if False:")),
     ),
     Mutant(
-        name="a tail is told though the segment was fenced meanwhile",
+        name="a tail is returned though the segment was fenced meanwhile",
         invariants=("F5",),
         seeds=2000,
         parts=planted(SegmentFiles, ("find_tail", "if self.is_writable():", "if True:")),
     ),
     Mutant(
-        name="readers go by what is in the file, confirmed or not",
+        name="readers read what is in the file, confirmed or not",
         invariants=("F2", "F4"),
         parts=planted(
             SegmentFiles,

@@ -235,7 +235,7 @@ WRITER = (
         ),
     ),
     Mutant(
-        name="closes at what was sent, not at what is confirmed",
+        name="closes at the last entry sent, not at the last one confirmed",
         invariants=("L4", "L9", "L1", "length"),
         parts=adder(
             (
@@ -278,7 +278,7 @@ RECOVERY = (
         parts=planted(*ONE_NEGATIVE_ENDS, mute=("L8",)),
     ),
     Mutant(
-        name="doubts count as negatives",
+        name="an answer that is neither yes nor no counts as a negative one",
         invariants=("L8",),
         parts=planted(
             (
@@ -311,7 +311,7 @@ RECOVERY = (
         ),
     ),
     Mutant(
-        name="entries written again claim what is not decided",
+        name="entries that a recovery writes again carry a LAC that is not decided",
         invariants=("L5",),
         seeds=4000,
         parts=planted((RecoveryWriter, "push", "pack(entry_id, self._lac,", "pack(entry_id, self._window.lac,")),
@@ -330,7 +330,7 @@ RECOVERY = (
         ),
     ),
     Mutant(
-        name="the loser tells its own end",
+        name="a recovery that lost the close to another one returns its own end",
         invariants=("L12",),
         style="scope",
         parts=recoverer(
@@ -360,13 +360,13 @@ LAST_ENTRIES = (
 
 RECOVERY_LIVENESS = (
     Mutant(
-        name="entries are not written again to those who are back while another is silent",
+        name="entries are not written again to bookies that are back while another one is silent",
         invariants=("liveness",),
         style="frozen",
         parts=planted((RecoveryWriter, "_replace_failed", "if window.failed:", "if False:")),
     ),
     Mutant(
-        name="those who refused a fence are asked again only when the silent one has answered",
+        name="bookies that refused a fence are asked again only after the silent one has answered",
         invariants=("liveness",),
         style="frozen",
         parts=recoverer(
@@ -374,7 +374,7 @@ RECOVERY_LIVENESS = (
         ),
     ),
     Mutant(
-        name="those who could not tell of an entry are asked again only when the silent one has answered",
+        name="bookies that could not serve an entry are asked again only after the silent one has answered",
         invariants=("liveness",),
         style="frozen",
         parts=planted(
@@ -448,20 +448,20 @@ READERS = (
 
 FINDERS = (
     Mutant(
-        name="who asks for the tail is told the LAC that bookies know",
+        name="a search for the tail returns the LAC that bookies know",
         invariants=("L5",),
         style="orphan",
         parts=finder(("_judge", "if poll.lac >= self._wanted:", "if True:")),
     ),
     Mutant(
-        name="to who asks for the tail silence is a no",
+        name="a search for the tail takes silence for a negative answer",
         invariants=("L5",),
         style="orphan",
         seeds=1500,
         parts=finder(("_note_lost", "sought.doubtful.add(index)", "sought.negatives.add(index)")),
     ),
     Mutant(
-        name="one bookie tells the highest last entry for all",
+        name="the highest last entry of one bookie counts for all",
         invariants=("L5",),
         style="orphan",
         parts=finder(("_settle", "poll.is_complete()", "poll.answered")),
@@ -473,14 +473,14 @@ FINDERS = (
         parts=planted((_TailProbe, *ONE_NEGATIVE)),
     ),
     Mutant(
-        name="a tail that an ack quorum holds is told without being decided",
+        name="a tail that an ack quorum holds is returned without being written again",
         invariants=("L5",),
         style="orphan",
         seeds=6000,
         parts=finder(("_decide", "if self._safe == poll.lac:", "poll.lac = self._safe\n    if True:")),
     ),
     Mutant(
-        name="a tail that one bookie holds is decided",
+        name="a tail that one bookie holds counts as decided",
         invariants=("L4", "L5"),
         style="orphan",
         parts=finder(("_is_safe", "len(sought.stored) < poll.metadata.quorum.ack", "not sought.stored")),
@@ -509,14 +509,14 @@ WHO_DENIED = Mutant(
 
 OLDER_LEDGERS = (
     Mutant(
-        name="a replacement is named before it says that it does not know the ledger",
+        name="metadata names a replacement before it has confirmed that the ledger is new to it",
         invariants=("L3", "L4", "L10"),
         seeds=3000,
         style="restored",
         parts=adder(("_replace", "chosen.items() if b in self._vetted}", "chosen.items()}")),
     ),
     Mutant(
-        name="a replacement that knows the ledger is taken",
+        name="a replacement that holds the ledger already is accepted",
         invariants=("L3", "L4", "L10"),
         seeds=3000,
         style="restored",
@@ -559,7 +559,7 @@ PLACEMENT = (
         parts=planted((Arrangement, "_can_keep", ">= self._needs[quorum]", ">= 0")),
     ),
     Mutant(
-        name="a replacement in one rack is not told of",
+        name="no event names a replacement that leaves the ensemble in one rack",
         invariants=("P1",),
         style="racked",
         parts=adder(("_replace", "if shortage := self._placement.shortage(quorum, ensemble):", "if shortage := '':")),
@@ -571,7 +571,7 @@ PLACEMENT = (
         parts=planted((LedgerRecoverer, "_fence", "self._pool.placement.for_ledger(value)", "self._pool.placement")),
     ),
     Mutant(
-        name="a lost bookie whose rack is not known counts for nothing",
+        name="a lost bookie whose rack is not known is ignored by the placement",
         invariants=("P1",),
         style="racked",
         parts=planted((SpreadPlacement, "_domains", "if bookie in old", "if False")),
@@ -610,7 +610,7 @@ PLACEMENT = (
         parts=planted((ReplacementPool, "choose", "if found or window.can_progress():", "if True:")),
     ),
     Mutant(
-        name="a tail search takes an entry that one region holds for safe",
+        name="a search for the tail takes an entry that one region holds for safe",
         invariants=("P2",),
         style="regions",
         parts=finder(("_is_safe", "self._confirms is None", "True")),
@@ -659,7 +659,7 @@ WRITERS_OPTIONS = (
         parts=adder(("_push", "self._quorum_ticks < 0 and", "False and")),
     ),
     Mutant(
-        name="the ack-quorum timeout ends once it fired in vain",
+        name="the ack-quorum timeout is not set again after it fired for nothing",
         invariants=("L30",),
         style="hung",
         parts=adder(("_note_quorum_timer", "self._watch_quorum()", "self._quorum_ticks = 9")),
@@ -719,7 +719,7 @@ DEFERRED_SYNC = (
         parts=planted((DeferredLedgerAdder, "_settle_forces", "self._forces[0][0] <= self.lac", "True")),
     ),
     Mutant(
-        name="a close that drains leaves out what no force covers",
+        name="a close that drains does not force the last entries",
         invariants=("L33",),
         style="deferred",
         parts=planted(
@@ -727,7 +727,7 @@ DEFERRED_SYNC = (
         ),
     ),
     Mutant(
-        name="what is written again after a force was due is not forced",
+        name="entries that are written again after a force was due are not forced",
         invariants=("liveness",),
         style="deferred",
         parts=planted((DeferredWindow, "acknowledge", "self._due |= bit", "pass")),
@@ -736,19 +736,19 @@ DEFERRED_SYNC = (
 
 EXPLICIT_LACS = (
     Mutant(
-        name="bookies are told a LAC that is not confirmed",
+        name="bookies are sent a LAC that is not confirmed",
         invariants=("L5",),
         style="explicit",
         parts=planted((LedgerAdder, "_tell_lac", "lac = self._window.lac", "lac = self._window.pushed")),
     ),
     Mutant(
-        name="a LAC that no entry carries is not told",
+        name="a LAC that no entry carries is not sent",
         invariants=("liveness",),
         style="explicit",
         parts=planted((LedgerAdder, "_note_timer", "self._tell_lac()", "pass")),
     ),
     Mutant(
-        name="a LAC that may not have come to a lost bookie is not told again",
+        name="a LAC that may not have reached a lost bookie is not sent again",
         invariants=("liveness",),
         style="explicit",
         seeds=1500,

@@ -117,7 +117,7 @@ MUTANTS = (
         parts=in_function(commits, "_covers", "joined[at][1] >= end", "joined[at][1] >= start"),
     ),
     Mutant(
-        name="a range begins where the one before was uploaded to",
+        name="a range begins at the uploaded end of the one before",
         invariants=("O4", "O10"),
         parts=planted(
             Image,
@@ -230,13 +230,13 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="a controller answers by its image without an append",
+        name="a controller answers from its image without an append",
         invariants=("O12",),
         style="rivals",
         parts=planted(Controller, ("_decide", "self._record(records)", "records and self._record(records)")),
     ),
     Mutant(
-        name="a deposed controller answers what it has decided",
+        name="a deposed controller answers with what it had decided",
         invariants=("O12",),
         style="rivals",
         parts=planted(
@@ -249,12 +249,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="an answer waits for the first entry on its way",
+        name="an answer waits only for the first entry in flight",
         invariants=("O12",),
         parts=planted(Controller, ("_after_confirmation", "self._on_way[-1].then", "self._on_way[0].then")),
     ),
     Mutant(
-        name="an answer that gathers waits for the entry before it",
+        name="an answer waits for the entry before its own",
         invariants=("O12",),
         parts=planted(
             Controller, ("_after_confirmation", "self._on_way[-1].then", "self._on_way[self._appended - 1].then")
@@ -287,7 +287,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="a snapshot ends within an entry that gathers",
+        name="a snapshot ends within an entry that is still being filled",
         invariants=("O10",),
         style="old",
         parts=planted(Controller, ("_write_snapshot", "self._on_way[-1].is_full = True", "pass")),
@@ -304,7 +304,7 @@ MUTANTS = (
         parts=in_function(image_snapshot, "_name_streams", "image.name_stream(key, value)", "pass"),
     ),
     Mutant(
-        name="a controller believes what it finds in the storage without an append",
+        name="a controller trusts what it finds in the storage without an append",
         invariants=("O13",),
         style="rivals",
         parts=planted(
@@ -312,12 +312,12 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="an object whose id the metadata have lost is passed over",
+        name="an object whose id the metadata have lost is ignored",
         invariants=("O13",),
         parts=in_function(went_back, "is_later", "parsed.object >= image.objects.next_id", "parsed.object < 0"),
     ),
     Mutant(
-        name="a snapshot whose records the metadata have lost is passed over",
+        name="a snapshot whose records the metadata have lost is ignored",
         invariants=("O13",),
         style="old",
         parts=in_function(went_back, "is_later", "return applied > image.version", "return False"),

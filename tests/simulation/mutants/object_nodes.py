@@ -14,7 +14,7 @@ from tests.simulation.worlds import Mutant
 
 MUTANTS = (
     Mutant(
-        name="what is in flight is acknowledged together",
+        name="an append acknowledges those in flight behind it",
         invariants=("O4", "O5"),
         parts=planted(
             WalWriter,
@@ -22,7 +22,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="a failed append is taken for confirmed",
+        name="a failed append counts as confirmed",
         invariants=("O4", "O5"),
         parts=planted(
             WalWriter,
@@ -56,7 +56,7 @@ MUTANTS = (
         parts=planted(NodeRecovery, ("_scan", "self._scan(at, first + len(payloads))", "self._scan(at + 1, 0)")),
     ),
     Mutant(
-        name="a stream is closed at what is confirmed, while more is on its way",
+        name="a stream is closed at the last confirmed entry while more are in flight",
         invariants=("O5", "O4", "N1"),
         parts={
             "planted": (
@@ -77,7 +77,7 @@ MUTANTS = (
         },
     ),
     Mutant(
-        name="what a reader of the log may have seen does not count",
+        name="entries that a reader of the log may have seen do not count",
         invariants=("N1",),
         parts=planted(
             NodeRecovery,
@@ -109,14 +109,14 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="an upload moves the flush point over what gathered since",
+        name="an upload moves the flush point past entries that came since",
         invariants=("O4", "O6"),
         parts=planted(
             Uploader, ("_commit", "tuple(stream_objects), upload.flush_point)", "tuple(stream_objects), self.end)")
         ),
     ),
     Mutant(
-        name="an unclear write is taken for done",
+        name="a write of unknown outcome counts as done",
         invariants=("O1",),
         parts=planted(
             Uploader,
@@ -139,7 +139,7 @@ MUTANTS = (
         parts=planted(Uploader, ("_commit_refused", "self._renew(upload)", "return")),
     ),
     Mutant(
-        name="a question that was not answered is not asked again",
+        name="a request without an answer is not repeated",
         invariants=("N2",),
         parts=planted(
             Outbox, ("repeat", "self.later(self.pause_s(attempt)", "(lambda *_: None)(self.pause_s(attempt)")
@@ -174,13 +174,13 @@ MUTANTS = (
         parts=planted(IdleNodes, ("_may_be_left", "node not in fact.live", "True")),
     ),
     Mutant(
-        name="one look is enough to take a node over",
+        name="a node is taken over after one look",
         invariants=("N3",),
         style="gone",
         parts=planted(IdleNodes, ("handle", "if before.get(node) == now]", "]")),
     ),
     Mutant(
-        name="a node whose log moves is taken for idle",
+        name="a node whose log advances counts as idle",
         invariants=("N3",),
         style="gone",
         parts=planted(

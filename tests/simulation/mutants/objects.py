@@ -78,13 +78,13 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="chunks behind a fence are believed",
+        name="chunks after a fence count",
         invariants=("C2", "C3"),
         style="fenced",
         parts=planted(ChainTail, ("_heads_read", "heads_that_count(before_gap, self.end)", "tuple(before_gap)")),
     ),
     Mutant(
-        name="only the last chunk is looked at",
+        name="only the last chunk is examined",
         invariants=("C2", "C3", "C4"),
         style="fenced",
         parts=planted(ChainTail, ("after", "search.low - self.ahead - 1", "search.low - 1")),
@@ -115,7 +115,7 @@ MUTANTS = (
         parts=planted(ChainTail, ("_stop_ahead", "self.ahead", "3 * self.ahead")),
     ),
     Mutant(
-        name="a follower believes a chunk behind a gap",
+        name="a follower accepts a chunk after a gap",
         invariants=("C4",),
         parts=planted(
             ChainFollower,
@@ -123,7 +123,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="a follower believes the chunks behind a fence",
+        name="a follower accepts the chunks after a fence",
         invariants=("C4",),
         style="fenced",
         parts=planted(ChainFollower, ("after", "counting = heads_that_count(heads, self.end)", "counting = heads")),
@@ -136,7 +136,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="chunks are said to exist that are not confirmed",
+        name="a writer announces chunks that are not confirmed",
         invariants=("C4",),
         style="fenced",
         parts=planted(ChainWriter, ("_create", "self.in_flight[0][0] if self.in_flight else ", "")),
@@ -174,7 +174,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="of a damaged segment one number is taken",
+        name="a deletion fences only one number of a damaged segment",
         invariants=("C8",),
         style="deleted",
         parts=planted(ChainDeletion, ("_near", "top - (AHEAD + 2) * self.in_flight_max + 1", "top + 1")),
@@ -189,14 +189,14 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="a search does not see that there is no segment",
+        name="a search does not notice that there is no segment",
         invariants=("C9",),
         style="deleted",
         seeds=3000,
         parts={"planted": ((TailProcess, edited(TailProcess, ("_read", "not self._is_gone() and ", ""))),)},
     ),
     Mutant(
-        name="a deletion passes over a chunk",
+        name="a deletion skips a chunk",
         invariants=("C10",),
         style="deleted",
         parts=planted(ChainDeletion, ("_delete_chunks", "number not in last)", "number not in last and number % 7)")),

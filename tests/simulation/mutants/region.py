@@ -26,13 +26,13 @@ def planted(cls: type, *edits: Edit) -> dict[str, Any]:
 
 MUTANTS = (
     Mutant(
-        name="a reader of one table passes over the record that it wants next",
+        name="a reader of one table skips the record that it wants next",
         invariants=("K4",),
         style="swarm",
         parts=planted(EntryScan, ("_seek", "self._seeks.get((table, wanted)", "self._seeks.get((table, wanted + 1)")),
     ),
     Mutant(
-        name="an owner that the topic refuses does not look whether its append is there",
+        name="an owner that the topic refuses does not check whether its append is in the topic",
         invariants=("K4",),
         style="late",
         parts=planted(
@@ -83,7 +83,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="a mark is one more than was asked for",
+        name="a mark is one more than was requested",
         invariants=("K1", "K2"),
         style="clean",
         parts=planted(
@@ -116,7 +116,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="an owner does not read what lies in front of its append",
+        name="an owner does not read the records before its append",
         invariants=("K5", "K1"),
         style="takeover",
         parts=planted(
@@ -125,7 +125,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="after an unknown outcome an owner writes on under its old nonce",
+        name="after an unknown outcome an owner goes on writing with its old nonce",
         invariants=("K3", "K4", "K5", "K1"),
         style="late",
         parts=planted(
@@ -158,7 +158,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="the topic is not read up to the own fence",
+        name="an owner does not read the topic up to its own fence",
         invariants=("K1", "K3", "K5"),
         style="takeover",
         parts=planted(RegionOwner, ("_fence", "reply.offset + 1", "self.state.offset")),
@@ -185,7 +185,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="a topic without its front and without a check-point is opened as new",
+        name="a topic whose first records are deleted and that has no check-point is opened as new",
         invariants=("K1", "K3"),
         style="outside",
         parts=planted(RegionLoader, ("_begin_scan", "elif self.first == 0:", "else:")),
@@ -211,7 +211,7 @@ MUTANTS = (
         parts=planted(EntryScan, ("_take", "not expected <= sequence < end", "not sequence < end")),
     ),
     Mutant(
-        name="a reader passes over lost entries in silence",
+        name="a reader skips lost entries without an event",
         invariants=("K4",),
         style="outside",
         parts=planted(EntryScan, ("_take", "if sequence > expected:", "if False:")),
@@ -223,7 +223,7 @@ MUTANTS = (
         parts=planted(TailScan, ("__init__", "self._rule = start.rule", "self._rule = CountingRule()")),
     ),
     Mutant(
-        name="a batch is taken apart",
+        name="a batch is split between two reads",
         invariants=("K4", "K1", "K3", "K5"),
         style="swarm",
         parts=planted(
@@ -255,7 +255,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="a follower takes a table's end from what it knows",
+        name="a follower answers a table's end from its present state",
         invariants=("K7",),
         style="tables",
         parts=planted(
@@ -295,7 +295,7 @@ MUTANTS = (
         parts=planted(RegionState, ("snapshot", "tuple(sorted(rule.ended))", "()")),
     ),
     Mutant(
-        name="an owner passes over ends of tables by other processes",
+        name="an owner ignores that other processes ended tables",
         invariants=("K5", "K7", "K1"),
         style="tables",
         parts=planted(
@@ -332,7 +332,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="an owner answers a table's end from what it knows when it is asked",
+        name="an owner answers a table's end from its present state",
         invariants=("K7",),
         style="tables",
         parts=planted(
@@ -463,7 +463,7 @@ MUTANTS = (
         parts=planted(RegionFollower, ("_trim", "safe = state.meta.safe_offset", "safe = state.offset")),
     ),
     Mutant(
-        name="a follower deletes what is not needed by now, behind a snapshot made before",
+        name="a follower deletes records after its older snapshot that are not needed now",
         invariants=("K2",),
         style="tables",
         parts=planted(
@@ -501,7 +501,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="a follower whose next record was deleted does not load again",
+        name="a follower whose next record was deleted does not load a snapshot again",
         invariants=("K11",),
         style="tables",
         parts=planted(
@@ -516,7 +516,7 @@ MUTANTS = (
         parts=planted(RegionFollower, ("_read_failed", "self._is_reading = False", "pass")),
     ),
     Mutant(
-        name="what failed to be appended keeps a follower from appending",
+        name="a failed append keeps a follower from appending anything more",
         invariants=("K11",),
         style="tables",
         parts=planted(RegionFollower, ("_append_failed", "sent, self._sent = self._sent, []", "sent = self._sent")),

@@ -30,7 +30,7 @@ PLAIN_MUTANTS = (
         ),
     ),
     Mutant(
-        name="an append in version 0 that is in doubt waits in the queue",
+        name="an append in version 0 of unknown outcome stays in the queue",
         invariants=("K4",),
         style="version0",
         parts=planted(RegionOwner, ("_serve", "if self._is_plain and append.writes:", "if False:")),

@@ -113,7 +113,7 @@ SAYING = (
         parts={"planted": UNRELATED},
     ),
     Mutant(
-        name="an heir does not know that a producer's next generation began",
+        name="the next owner does not know that a producer's next generation began",
         invariants=("S15", "S2"),
         style="given-up",
         parts=planted(
@@ -128,7 +128,7 @@ SAYING = (
         ),
     ),
     Mutant(
-        name="a deposed owner is believed, and a generation begins whatever the log holds of what it replaces",
+        name="a deposed owner is believed, and a generation begins whatever the log holds of the one before",
         invariants=("S2",),
         style="given-up",
         parts={
@@ -221,7 +221,7 @@ CLAIM = (
 
 TAKING = (
     Mutant(
-        name="a segment is written whose number somebody else has given away",
+        name="a segment is written though another writer has used its number",
         invariants=("S1", "S2", "S3", "T5", "S6"),
         style="stranger",
         parts=planted(StartSegment, ("was_made", "present is not None and", "True or present is not None and")),
@@ -259,7 +259,7 @@ TAKING = (
         parts=planted(Takeover, ("begin", "None if self.table_known else t.table", "None")),
     ),
     Mutant(
-        name="the table of the segment before is taken when the last entry has no note",
+        name="the producer table of the segment before is used when the last entry has no dedup trailer",
         invariants=("S2",),
         style="roll",
         seeds=1500,
@@ -368,13 +368,13 @@ WRITING = (
         ),
     ),
     Mutant(
-        name="who is forgotten leaves no horizon",
+        name="a forgotten producer leaves no position before which unknown producers may have written",
         invariants=("S2",),
         style="forget",
         parts=planted(ProducerTable, ("_forget", "max(self.horizon, producer.last)", "self.horizon")),
     ),
     Mutant(
-        name="a stranger is told a place above what is confirmed",
+        name="an unknown producer is sent a position above what is confirmed",
         invariants=("S2",),
         style="forget",
         seeds=2000,
@@ -384,14 +384,14 @@ WRITING = (
         ),
     ),
     Mutant(
-        name="what survived one's own recovery is written again",
+        name="batches that survived the owner's own recovery are written again",
         invariants=("S2",),
         parts=planted(
             EntryWriter, ("resolve", "end is not None and pending.entry <= end.last_entry", "end is None and not lost")
         ),
     ),
     Mutant(
-        name="what survived in a segment that somebody else completed is written again",
+        name="batches that survived in a segment which another writer completed are written again",
         invariants=("S2",),
         style="stranger",
         parts=planted(
@@ -399,14 +399,14 @@ WRITING = (
         ),
     ),
     Mutant(
-        name="what is turned away keeps its place in its producer's order",
+        name="a refused batch keeps its sequence in its producer's order",
         invariants=("S2", "T5"),
         style="roll",
         seeds=1000,
         parts=planted(ProducerTable, ("withdraw", "producer.next = batch.request.sequence", "pass"), mute=("S17",)),
     ),
     Mutant(
-        name="the LAC is left where it is when nothing follows",
+        name="the LAC is not advanced when no entry follows",
         invariants=("T5",),
         parts=planted(EntryWriter, ("_watch_lac", "not self._control_timer", "False")),
     ),
@@ -443,7 +443,7 @@ WRITING = (
 
 TRUNCATED = (
     Mutant(
-        name="truncated segments are deleted before Java readers can know",
+        name="truncated segments are deleted before metadata shows it to Java readers",
         invariants=("S9",),
         parts=planted(
             StreamTruncation,
@@ -474,13 +474,13 @@ TRUNCATED = (
         parts=planted(StreamTruncation, ("delete_next", "[: t.options.truncate_portion]", "[:]")),
     ),
     Mutant(
-        name="what waits together with a change that is refused is given up with it",
+        name="changes that wait together with a refused one are given up with it",
         invariants=("T5", "T6"),
         style="clocks",
         parts=planted(StreamMetadataUpdater, ("_hear_refusal", "len(self._writing) > 1", "False")),
     ),
     Mutant(
-        name="one portion of the truncated segments is deleted",
+        name="only the first portion of the truncated segments is deleted",
         invariants=("T5",),
         parts=planted(StreamTruncation, ("forgotten", "self.delete_next()", "pass")),
     ),
@@ -520,7 +520,7 @@ READING = (
         parts=planted(StreamReaderMachine, *PAST_THE_LAC, mute=("S8",)),
     ),
     Mutant(
-        name="a completed segment ends where the list says",
+        name="a completed segment is read only to the end in the list",
         invariants=("S4",),
         style="stranger",
         seeds=1000,
@@ -541,14 +541,14 @@ READING = (
         parts=planted(SegmentCursor, ("note_lac", "seen.ended and self.lac == NO_ENTRY", "False")),
     ),
     Mutant(
-        name="a segment that ended empty is waited out though the list has it as completed",
+        name="a reader waits for the end of an empty segment that the list shows as completed",
         invariants=("T5",),
         style="stranger",
         seeds=3000,
         parts=planted(SegmentCursor, ("update", "self._watched, self.is_void = None, False", "self._watched = None")),
     ),
     Mutant(
-        name="a remembered list says where a read ends",
+        name="a read ends where an old list says",
         invariants=("S4",),
         seeds=1000,
         parts=planted(StreamReaderMachine, ("_is_stop_in_doubt", "return self._stop is not None", "return False")),
@@ -573,7 +573,7 @@ READING = (
         parts=planted(StartSegment, UNCHECKED_START),
     ),
     Mutant(
-        name="a position before the next segment is truncated though the list is empty",
+        name="a position before the next segment counts as truncated while the list is empty",
         invariants=("S9",),
         style="emptied",
         seeds=3000,
@@ -593,7 +593,7 @@ READING = (
 
 FOLLOWING = (
     Mutant(
-        name="what survived is answered before who follows is told",
+        name="batches that survived are answered before followers are notified",
         invariants=("T6",),
         parts=planted(
             Takeover,
@@ -606,19 +606,19 @@ FOLLOWING = (
         ),
     ),
     Mutant(
-        name="an owner that mends its empty segment does not tell who follows",
+        name="an owner that replaces its empty segment does not notify followers",
         invariants=("T6",),
         parts=planted(Takeover, ("_complete", "t.out.append(Tell(", "end is None or t.out.append(Tell(")),
     ),
     Mutant(
-        name="an owner whose empty segment somebody else dropped does not tell who follows",
+        name="an owner whose empty segment another writer dropped does not notify followers",
         invariants=("T6",),
         style="stranger",
         seeds=1000,
         parts=planted(Takeover, ("begin", "t.tell_dropped()", "pass")),
     ),
     Mutant(
-        name="entries that were left out are not missed in what is sent along",
+        name="a gap in the entries that are sent along is not noticed",
         invariants=("T6",),
         parts=planted(
             ConsecutiveEntries,
@@ -626,7 +626,7 @@ FOLLOWING = (
         ),
     ),
     Mutant(
-        name="what is sent along is all that was on its way when the LAC moved",
+        name="entries in flight are sent along before they are confirmed",
         invariants=("T6",),
         parts=planted(
             EntryWriter,
@@ -638,7 +638,7 @@ FOLLOWING = (
         ),
     ),
     Mutant(
-        name="that a segment ended empty is told of the place where its number was found",
+        name="that a segment ended empty is applied to the location where its number is found now",
         invariants=("T6",),
         style="stranger",
         seeds=1000,
@@ -652,14 +652,14 @@ FOLLOWING = (
         ),
     ),
     Mutant(
-        name="that a segment ended empty is replaced by the next word of its number",
+        name="that a segment ended empty is replaced by the next message about its number",
         invariants=("T6",),
         style="roll",
         seeds=1500,
         parts=planted(LacSubscription, ("note", "if _ended_empty(event):", "if False:")),
     ),
     Mutant(
-        name="that a segment ended empty is taken to be said of the next place of its number",
+        name="that a segment ended empty is applied to the next segment of its number",
         invariants=("T6",),
         parts=planted(
             OwnerFeed,
@@ -671,7 +671,7 @@ FOLLOWING = (
         ),
     ),
     Mutant(
-        name="a look that began before a segment ended empty tells where its number lies now",
+        name="a read of metadata from before a segment ended empty decides where its number lies now",
         invariants=("T6",),
         style="stranger",
         seeds=1500,
@@ -685,7 +685,7 @@ FOLLOWING = (
 
 SINKS = (
     Mutant(
-        name="a batch of a sink is taken in as often as it is asked for",
+        name="a batch of a sink is imported as often as it is requested",
         invariants=("S13",),
         style="sink",
         parts={
@@ -712,7 +712,7 @@ SINKS = (
         parts=planted(SegmentImport, ("_append", "producer=record.last.producer", "producer=b'%016d' % head.ticket")),
     ),
     Mutant(
-        name="a batch that was to be appended is taken in whatever became of it",
+        name="a batch that was to be appended is imported, whether it was appended or not",
         invariants=("S13",),
         style="sink",
         parts=planted(SegmentImport, ("_doubt", "record.since is None", "True")),
@@ -735,25 +735,25 @@ SINKS = (
         },
     ),
     Mutant(
-        name="writes go on while segments are taken in",
+        name="writes go on while segments are imported",
         invariants=("S7",),
         style="sink",
         parts=planted(StreamOwnerMachine, ("write", " and not t.is_holding", "")),
     ),
     Mutant(
-        name="segments are taken in whatever their txids",
+        name="segments are imported whatever their txids",
         invariants=("S7",),
         style="sink",
         parts=planted(SegmentImport, ("_is_taken_in", "error = self._order(head)", "error = None")),
     ),
     Mutant(
-        name="txids go on from before what was taken in",
+        name="txids go on from before the imported segments",
         invariants=("S7",),
         style="sink",
         parts=planted(SegmentImport, ("taken_in", "t.writing.txid = max(", "t.writing.txid = min(")),
     ),
     Mutant(
-        name="a batch of nothing is said to be done and not remembered",
+        name="an empty batch is answered as done and not remembered",
         invariants=("T7",),
         style="sink",
         parts=planted(
@@ -802,49 +802,49 @@ def _by_clock(now: str, completed: str) -> dict[str, Any]:
 
 RETENTION = (
     Mutant(
-        name="a segment's age is told by the timestamps of records",
+        name="a segment's age is judged by the timestamps of records",
         invariants=("E1",),
         style="clocks",
         parts=_by_clock("t.unix_ms", "segment.completed_unix_ms"),
     ),
     Mutant(
-        name="a segment's age is told by the clocks of proxies alone",
+        name="a segment's age is judged by the clocks of proxies alone",
         invariants=("E1",),
         style="clocks",
         parts=_by_clock("own_ms", "segment.completed_unix_ms"),
     ),
     Mutant(
-        name="a segment's age is told by metadata's clock alone",
+        name="a segment's age is judged by metadata's clock alone",
         invariants=("E1",),
         style="clocks",
         parts=_by_clock("metadata_ms", "segment.metadata_unix_ms"),
     ),
     Mutant(
-        name="what the owner's clock says now is believed",
+        name="the owner's clock of now is believed without a check",
         invariants=("E1",),
         style="clocks",
         parts=_by_clock("own_ms", _COMPLETED),
     ),
     Mutant(
-        name="what metadata's clock says now is believed",
+        name="metadata's clock of now is believed without a check",
         invariants=("E1",),
         style="clocks",
         parts=_by_clock("metadata_ms", _COMPLETED),
     ),
     Mutant(
-        name="what metadata's clock said when a segment was completed is believed",
+        name="metadata's clock at a segment's completion is believed without a check",
         invariants=("E1",),
         style="clocks",
         parts=_by_clock("min(own_ms, metadata_ms)", "segment.metadata_unix_ms"),
     ),
     Mutant(
-        name="what a writer says of when its segment was completed is believed",
+        name="a writer's time of its segment's completion is believed without a check",
         invariants=("E1",),
         style="clocks",
         parts=_by_clock("min(own_ms, metadata_ms)", "segment.completed_unix_ms"),
     ),
     Mutant(
-        name="a segment counts as completed when its last batch came",
+        name="a segment's completion is dated by its last batch",
         invariants=("E1",),
         style="clocks",
         seeds=1500,
@@ -895,7 +895,7 @@ LIVES = (
 
 ALTERING = (
     Mutant(
-        name="settings are altered whatever they are by now",
+        name="settings are altered whatever version they have by now",
         invariants=("D3",),
         style="lives",
         parts=planted(AlterSettings, ("apply", "value.settings.version != self.settings.version - 1", "False")),
@@ -933,7 +933,7 @@ ALTERING = (
         ),
     ),
     Mutant(
-        name="an owner refuses an alteration by what it remembers",
+        name="an owner refuses an alteration by old metadata",
         invariants=("D3",),
         style="lives",
         parts=planted(StreamMetadataUpdater, ("want", "SetSegmentLocation | AlterSettings", "SetSegmentLocation")),
@@ -942,7 +942,7 @@ ALTERING = (
 
 OFFLOADING = (
     Mutant(
-        name="a hot copy is deleted and nobody told before",
+        name="a hot copy is deleted before metadata announces it",
         invariants=("E2",),
         style="offload",
         parts=planted(Record, ("deleting", "is_deleting=True", "is_deleting=False")),
@@ -960,7 +960,7 @@ OFFLOADING = (
         parts=planted(Record, ("returning", ", taken_back_from=tuple(left))", ")")),
     ),
     Mutant(
-        name="a segment is moved wherever it lies by now",
+        name="a segment is moved whatever its location is by now",
         invariants=("E2",),
         style="offload",
         parts=planted(SetSegmentLocation, ("apply", "segment.location != self.at", "False")),
@@ -995,7 +995,7 @@ STORES = (
         parts=planted(Takeover, ("progress", "t.register.wants(AlterSettings)", "False")),
     ),
     Mutant(
-        name="of where a moved segment was written only a ledger is remembered",
+        name="of a moved segment's first location only ledgers are remembered",
         invariants=("S16", "E2"),
         style="stores",
         parts=planted(
@@ -1004,7 +1004,7 @@ STORES = (
         ),
     ),
     Mutant(
-        name="nothing is remembered of where a moved segment was written",
+        name="a moved segment's first location is not remembered",
         invariants=("S16", "E2"),
         style="stores",
         parts=planted(SetSegmentLocation, ("apply", "None if self.to == first", "None if True")),
@@ -1050,19 +1050,19 @@ REMOVED = (
         parts=planted(StreamRecovery, ("_removed", "self._under_way.get(segment.number) == segment.location", "False")),
     ),
     Mutant(
-        name="followers are told an end of a removed segment that the owner does not know",
+        name="followers are sent an end of a removed segment that the owner does not know",
         invariants=("T6",),
         style="removed",
         parts=planted(Takeover, ("_learn", " and number not in recovery.removed", "")),
     ),
     Mutant(
-        name="a removed segment is told as damaged",
+        name="a removed segment is reported as damaged",
         invariants=("S9",),
         style="removed",
         parts=planted(StreamReaderMachine, ("_follow_segment", "isinstance(lost, SegmentTruncatedError)", "False")),
     ),
     Mutant(
-        name="a reader passes a removed segment and is not told",
+        name="a reader passes a removed segment without an event",
         invariants=("S4", "S12"),
         style="removed",
         parts=planted(
@@ -1072,7 +1072,7 @@ REMOVED = (
         ),
     ),
     Mutant(
-        name="a removed segment is told as truncated while it is in progress",
+        name="a removed segment is reported as truncated while it is in progress",
         invariants=("S9",),
         style="removed",
         parts=planted(StreamReaderMachine, ("_note_removed", "not listed.completed", "False")),
@@ -1081,7 +1081,7 @@ REMOVED = (
 
 WINDOWS = (
     Mutant(
-        name="an owner remembers fewer batches than the window that it tells",
+        name="an owner remembers fewer batches than the window that it grants",
         invariants=("S17",),
         style="stores",
         parts=planted(ProducerTable, ("set_window", "max(self._window_max, window)", "self._window_max")),

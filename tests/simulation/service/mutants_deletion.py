@@ -247,7 +247,7 @@ COLLECTION: tuple[Mutant, ...] = (
         seeds=60,
     ),
     mutant(
-        "what was found in metadata counts though contact was lost",
+        "a listing of metadata counts though the session was lost",
         ("J12",),
         instead(GarbageCollector, "handle", _found_for_good),
         style="deletion",
@@ -258,7 +258,7 @@ COLLECTION: tuple[Mutant, ...] = (
     ),
     mutant("no entry log is compacted", ("V5",), instead(LedgerDir, "compact", _in_place), style="deletion", seeds=40),
     mutant(
-        "what was flushed during a compaction is forgotten",
+        "entries flushed during a compaction are lost",
         ("J1", "J5"),
         instead(LedgerDir, "compact", _stale),
         style="deletion",
@@ -272,20 +272,20 @@ COLLECTION: tuple[Mutant, ...] = (
         seeds=60,
     ),
     mutant(
-        "a restart forgets what was buried",
+        "a restart forgets which ledgers were deleted",
         ("J12",),
         instead(LedgerDir, "load", _forgotten),
         style="deletion",
         seeds=60,
     ),
     mutant(
-        "what is buried is not written down",
+        "deleted ledgers are not recorded on disk",
         ("J12",),
         instead(LedgerDir, "bury", _unburied),
         style="deletion",
         seeds=60,
     ),
-    mutant("a buried ledger takes adds again", ("J12",), _open_again, style="deletion", seeds=40),
+    mutant("a deleted ledger takes adds again", ("J12",), _open_again, style="deletion", seeds=40),
     mutant(
         "an index that is rewritten loses the fences",
         ("J2",),
@@ -399,7 +399,7 @@ UPKEEP: tuple[Mutant, ...] = (
         seeds=40,
     ),
     mutant(
-        "who finishes a deletion leaves the ledgers",
+        "a process that finishes a deletion leaves the ledgers",
         ("D3",),
         instead(Admin, "finish_deletion", _without_segments),
         style="deletion",
@@ -420,7 +420,7 @@ UPKEEP: tuple[Mutant, ...] = (
         seeds=20,
     ),
     mutant(
-        "a proxy that was restarted leaves the streams that it had claimed to the ring",
+        "a restarted proxy leaves the streams that it had claimed to the ring",
         ("E3",),
         instead(Upkeep, "_is_ours", _not_claimed),
         style="deletion",
