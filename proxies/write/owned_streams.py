@@ -139,7 +139,7 @@ class OwnedStreams:
         self._holdings: dict[str, OwnedStream] = {}
         self._asked: dict[
             OwnedStream, None
-        ] = {}  # those with pending requests, perhaps others; `has_waiting` removes them
+        ] = {}  # those with pending requests, perhaps others; `has_waiting` and `has_stuck` remove them
         self._on_end = self._over  # one bound method for all streams
 
     def __len__(self) -> int:
@@ -320,8 +320,13 @@ class OwnedStreams:
     def has_stuck(self, for_s: float) -> bool:
         """Whether a take-over, or an owner with pending requests, has made no progress for `for_s` seconds, as far as
         regular calls of this show it."""
-        now_s = self._now_s()
-        return max((self._still_s(holding, now_s) for holding in self._asked), default=-1.0) >= for_s
+        now_s, longest_s = self._now_s(), -1.0
+        for holding in tuple(self._asked):
+            still_s = self._still_s(holding, now_s)
+            longest_s = max(longest_s, still_s)
+            if still_s < 0 and holding.serving:
+                del self._asked[holding]
+        return longest_s >= for_s
 
     def give_up_stuck(self, for_s: float) -> None:
         """Give up the take-overs and the streams with pending requests that made no progress for `for_s` seconds;

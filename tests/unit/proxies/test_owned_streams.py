@@ -204,6 +204,7 @@ async def test_only_streams_without_progress_for_a_while_are_stuck(monkeypatch: 
         stage.owner.may_take.set()
         await stage.owned_streams.ask(S, None)
         assert not stage.owned_streams.has_stuck(1.0), "no request is pending"
+        assert not stage.owned_streams._asked, "it is looked at again only once something is asked of it"
         stage.owner.waiting = 1
         stage.owned_streams._asked[stage.owned_streams.all[0]] = None
         for _ in range(3):
