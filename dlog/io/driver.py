@@ -46,6 +46,7 @@ from dlog.machine import (
 )
 
 FACTS_PER_BATCH_MAX = 128  # facts handled in one turn; then the event loop sends what they caused and runs other actors
+TRACED_PER_TURN_MAX = 16  # the last facts of a turn, which are traced; a failure before them traces all so far
 SHARED_TIMER_MIN_S = 30.0  # timers at least this far off share one timer of the event loop with those of other drivers
 
 Sink = Callable[[Any], None]
@@ -289,15 +290,18 @@ class Driver:
             del mailbox[FACTS_PER_BATCH_MAX:]
         self.batches += 1
         handle, note = self.machine.handle, self._trace.note
+        untraced, handled = len(mailbox) - TRACED_PER_TURN_MAX, 0
         try:
             for fact in mailbox:  # facts posted meanwhile wait for the next turn
-                self.facts += 1
                 try:
                     effects = handle(fact)
                 except BaseException:
-                    note(fact, ())
+                    for last in mailbox[: handled + 1] if handled < untraced else (fact,):
+                        note(last, ())
                     raise
-                note(fact, effects)
+                if handled >= untraced:
+                    note(fact, effects)
+                handled += 1
                 for effect in effects:
                     _PERFORM[effect.__class__](self, effect)
         except Exception as error:
@@ -305,6 +309,8 @@ class Driver:
                 raise  # cancelled in this turn, so `run` does not raise it: the loop's exception handler reports it
             self._finish(error)
             return
+        finally:
+            self.facts += handled
         if self._ended or (done is not None and done.done()):
             return  # a callback of this turn has cancelled the driver
         if self._mailbox:

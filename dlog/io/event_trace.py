@@ -1,7 +1,8 @@
 """Event trace of a state machine: its last few hundred facts and effects without payloads, printed when it fails.
 
 Invariants:
-- Recording costs a fraction of a microsecond per value and keeps no reference to a payload; text is made on request.
+- Recording costs about a microsecond per value, so a driver records the last facts of a turn only. No reference to a
+  payload is kept; text is made on request.
 - All traces of a process together keep about `PAIRS_OF_ALL` pairs; an idle trace gives up its share when more machines
   exist.
 - A value that cannot hold a payload is kept as it is; of any other the fields that identify things are kept.
