@@ -34,15 +34,15 @@ class StreamTruncation:
 
     @property
     def end(self) -> DLSN | None:
-        """The DLSN after the last confirmed record; None while a segment is being recovered."""
+        """The DLSN after the last confirmed record; None while a segment is being recovered, or no segment is listed:
+        numbers of dropped empty segments are used again, perhaps by a Java writer that this owner does not know of."""
         t = self._context
         segment = t.writing.current
         if segment is not None:
             return of(segment.number, segment.lac + 1, 0)
-        if t.value.in_progress:
+        if t.value.in_progress or not t.value.segments:
             return None
-        last = t.value.segments[-1].number if t.value.segments else t.value.max_segment
-        return of(last + 1, 0, 0)
+        return of(t.value.segments[-1].number + 1, 0, 0)
 
     def ask(self, ticket: Ticket, dlsn: DLSN) -> None:
         """Truncate; answered with the first readable DLSN once metadata is changed. A point beyond the end is refused:

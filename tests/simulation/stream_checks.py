@@ -112,7 +112,11 @@ class StreamChecks:
                 self.fail("S9", f"segment {segment.number} was deleted at {location} before it was marked as truncated")
 
     def truncated(self, point: DLSN, told: DLSN, value: StreamMetadata) -> None:
-        """S9: an answered truncation holds: nothing before the point can be read any more."""
+        """S9: an answered truncation holds: nothing before the point can be read any more. Where a fenced foreign
+        writer listed a lower end of the segment, it holds up to that, as the answer says."""
+        segment = value.segment(point.segment)
+        if segment is not None and segment.completed and segment.location in self.misstated:
+            point = min(point, segment.last_dlsn.next_slot())
         self.point = max(self.point, point)
         first = first_readable(value)
         if told < point or (first is not None and first < point):

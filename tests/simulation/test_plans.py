@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dlog.log.changes import StartSegment
 from dlog.log.reading import StreamReaderMachine
 from dlog.log.start_position import StartPosition
+from dlog.log.truncating import StreamTruncation
 from dlog.objects.chain import ChainTail
 from dlog.objects.deletion import ChainDeletion
 from tests.simulation import rooms
@@ -26,7 +28,7 @@ def test_a_stored_plan_breaks_nothing(path: Path) -> None:
 
 
 #: defects that random plans meet too rarely for a hunt of a minute: (plan, invariant, class, its method edited)
-RARE = (
+RARE: tuple[tuple[Any, ...], ...] = (
     (
         "s9-stranger-810020268",
         "S9",
@@ -45,6 +47,13 @@ RARE = (
         StreamReaderMachine,
         ("_is_cut_off", "if start is not None and start.is_of_tail", "if False"),
     ),
+    (
+        "s9-stranger-7200001469",
+        "S9",
+        StreamTruncation,
+        ("end", "t.value.in_progress or not t.value.segments", "t.value.in_progress"),
+        ("end", "t.value.segments[-1].number + 1", "t.value.max_segment + 1"),
+    ),
     ("s9-stranger-1473", "S9", StartSegment, ("apply", "self.segment.number <=", "self.segment.number ==")),
     ("c8-deleted-3400020008", "C8", ChainDeletion, ("_delete_chunks", "self.fences.union(", "set(")),
     ("c7-lost-3600020947", "C7", ChainTail, ("_heads_read", "_check_end(counting[-1].number, heads)", "pass")),
@@ -52,11 +61,10 @@ RARE = (
 )
 
 
-@pytest.mark.parametrize(("name", "invariant", "cls", "edit"), RARE, ids=[row[0] for row in RARE])
-def test_a_stored_plan_catches_the_defect_that_it_was_stored_for(
-    name: str, invariant: str, cls: type, edit: tuple[str, str, str]
-) -> None:
+@pytest.mark.parametrize("row", RARE, ids=[row[0] for row in RARE])
+def test_a_stored_plan_catches_the_defect_that_it_was_stored_for(row: tuple[Any, ...]) -> None:
+    name, invariant, cls, *edits = row
     (path,) = (path for path in PLANS if path.stem == name)
     room = rooms.load(path.parent.name)
-    outcome = room.run(Plan.from_json(path.read_text()), {"planted": ((cls, edited(cls, edit)),)})
+    outcome = room.run(Plan.from_json(path.read_text()), {"planted": ((cls, edited(cls, *edits)),)})
     assert outcome.violation == invariant, outcome.text

@@ -10,6 +10,7 @@ from dlog.errors import (
     DLogError,
     EndOfStreamError,
     InvalidRequestError,
+    NotEnoughBookiesError,
     NotReadyError,
     OverCapacityError,
     OwnedElsewhereError,
@@ -297,6 +298,17 @@ def test_a_truncation_point_beyond_what_is_confirmed_is_refused() -> None:
         assert refused.end == f"1:{first.entry + 1}:0"
     assert stage.value.segments[0].truncation is Truncation.ACTIVE
     assert owner.ask(TruncateBefore(of(1, first.entry + 1, 0))) == of(1, first.entry + 1, 0)
+
+
+def test_no_point_is_accepted_while_no_segment_is_listed() -> None:
+    """A Java writer may be writing there in a segment with a number that was used before."""
+    stage = Stage()
+    stage.too_small = True
+    owner = stage.owner("p1")
+    owner.take()
+    assert isinstance(owner.ask(batch(0)), NotEnoughBookiesError) and not stage.value.segments
+    for point in (of(1, 0, 0), of(1, 2, 0)):
+        assert isinstance(owner.ask(TruncateBefore(point)), NotReadyError)
 
 
 def test_all_of_a_sealed_stream_may_be_truncated_and_its_last_segment_stays_in_the_list() -> None:
