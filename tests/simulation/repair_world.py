@@ -274,7 +274,12 @@ class RepairWorld(LedgerWorld):
             self.demand_no_repair()
             if ranges := self.verified().ranges:
                 raise Violation("L17", f"copies are missing after they were written again: {ranges}")
+        # the model of a bookie serves entries that it has not synced yet, as Java's bookie does
+        self.sim.run(until_s=self.sim.now_s + 5.0, until=self._are_synced)
         self.checks.check_whole()
+
+    def _are_synced(self) -> bool:
+        return not any(self.sim.disk(bookie).pending for bookie in self.bookies)
 
     def verified(self) -> Verified:
         metadata = self.checks.metadata
