@@ -161,6 +161,11 @@ class RepairChecks(LedgerChecks):
         if len(holding) < len(held):
             raise Violation("L13", f"entry {entry} was live on {sorted(held)}, and now is on {sorted(holding)}")
 
+    def ended(self, who: str, last_entry: int, length: int) -> None:
+        """Check an end that a caller was sent. A recovery that began before the ledger was deleted may end later."""
+        if not self.deleted:
+            super().ended(who, last_entry, length)
+
     def check_bytes(self, bookie: BookieId, entry: int) -> None:
         """Check a copy against what was written: payload and length, and the LAC against what is decided."""
         packet = self._holds[bookie][entry]
