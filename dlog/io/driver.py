@@ -46,7 +46,7 @@ from dlog.machine import (
 )
 
 FACTS_PER_BATCH_MAX = 128  # facts handled in one turn; then the event loop sends what they caused and runs other actors
-TRACED_PER_TURN_MAX = 16  # the last facts of a turn, which are traced; a failure before them traces all so far
+TRACED_PER_TURN_MAX = 16  # of a turn only the last facts are traced; if an earlier one fails, all up to it
 SHARED_TIMER_MIN_S = 30.0  # timers at least this far off share one timer of the event loop with those of other drivers
 
 Sink = Callable[[Any], None]
@@ -290,21 +290,20 @@ class Driver:
             del mailbox[FACTS_PER_BATCH_MAX:]
         self.batches += 1
         handle, note = self.machine.handle, self._trace.note
-        untraced, handled = len(mailbox) - TRACED_PER_TURN_MAX, 0
+        untraced = len(mailbox) - TRACED_PER_TURN_MAX
+        begun = handled = 0
         try:
             for fact in mailbox:  # facts posted meanwhile wait for the next turn
-                try:
-                    effects = handle(fact)
-                except BaseException:
-                    for last in mailbox[: handled + 1] if handled < untraced else (fact,):
-                        note(last, ())
-                    raise
-                if handled >= untraced:
-                    note(fact, effects)
+                begun += 1
+                effects = handle(fact)
                 handled += 1
+                if handled > untraced:
+                    note(fact, effects)
                 for effect in effects:
                     _PERFORM[effect.__class__](self, effect)
         except Exception as error:
+            for fact in mailbox[handled if handled > untraced else 0 : begun]:
+                note(fact, ())
             if self._is_over():
                 raise  # cancelled in this turn, so `run` does not raise it: the loop's exception handler reports it
             self._finish(error)

@@ -16,7 +16,7 @@ Invariants:
         reader = await ledgers.open(writer.ledger_id)
         payloads = await reader.read(EntryId(0), reader.lac, max_bytes=1 << 20)
 
-Interoperable with Apache BookKeeper 4.17: v2 and v3 wire protocol, digests, metadata and recovery.
+Interoperable with Apache BookKeeper 4.17 and 4.18: v2 and v3 wire protocol, digests, metadata and recovery.
 """
 
 from __future__ import annotations

@@ -137,9 +137,8 @@ class OwnedStreams:
         self._now_s = asyncio.get_running_loop().time
         self._crowded = asyncio.Event()
         self._holdings: dict[str, OwnedStream] = {}
-        self._asked: dict[
-            OwnedStream, None
-        ] = {}  # those with pending requests, perhaps others; `has_waiting` and `has_stuck` remove them
+        #: those with pending requests, perhaps others; `has_waiting` and `has_stuck` remove them
+        self._asked: dict[OwnedStream, None] = {}
         self._on_end = self._over  # one bound method for all streams
 
     def __len__(self) -> int:
