@@ -9,7 +9,7 @@ import pytest
 
 from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 from dlog.model.ids import BookieId
-from tests.integration.recovery.test_moved_copies import (
+from tests.integration.recovery.moving import (
     ENTRIES,
     FLAGS,
     LEDGERS,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Invariant(NamedTuple):
-    """rooms: the simulations in which it is checked. check: the function that checks it."""
+    """says: what always holds. room: the simulation in which it is checked. check: the functions that check it."""
 
     says: str
     room: str
@@ -164,8 +164,8 @@ INVARIANTS = {
         "RepairChecks.freed, _check_entry, RepairWorld.free_all",
     ),
     "L33": Invariant(
-        "an entry of a ledger with deferred sync is told durable only after a force that covers it was acknowledged by "
-        "Qa bookies of its ensemble: these hold it on stable storage",
+        "an entry of a ledger with deferred sync is reported as durable only after a force that covers it was "
+        "acknowledged by Qa bookies of its ensemble: these hold it on stable storage",
         LEDGER,
         "LedgerChecks.forced, _see_carried",
     ),
@@ -275,7 +275,8 @@ INVARIANTS = {
     ),
     "R1": Invariant("a cache serves only what the log holds", CACHE, "CacheChecks.sent, lac_said"),
     "R2": Invariant(
-        "an end that a reader is sent is one; readers are notified of what advanced",
+        "a reader is told of the end of a segment, of the tail or of the stream only where it is; once faults end it "
+        "gets everything that is confirmed",
         CACHE,
         "CacheChecks.ended, end_of_stream, CacheWorld.run",
         "A stream that was deleted and made again under "
@@ -301,12 +302,12 @@ INVARIANTS = {
     ),
     "F3": Invariant("an append that began after an end was returned is not acknowledged", FILES, "FileWorld._conclude"),
     "F4": Invariant(
-        "a reader gets the entries in order up to a LAC that never goes back, and none that an end drops",
+        "a reader gets the entries in order up to a LAC that never goes back, and none that the end leaves out later",
         FILES,
         "FileWorld.follow, _conclude",
     ),
     "F5": Invariant(
-        "a tail covers what was acknowledged before, and no end drops it", FILES, "FileWorld._end_and_read"
+        "a tail covers what was acknowledged before, and no later end leaves it out", FILES, "FileWorld._end_and_read"
     ),
     "F6": Invariant(
         "a deleted segment leaves no file",
@@ -367,9 +368,8 @@ INVARIANTS = {
         "RegionChecks.retired, Truth.appended",
     ),
     "K11": Invariant(
-        "once faults end, a follower catches up, finds the end of each table that is not dropped, drops it, "
-        "and retires "
-        "the region",
+        "once faults end, a follower catches up, finds the end of each table that is not dropped, drops it, and "
+        "retires the region",
         REGION,
         "Followers.finish",
     ),

@@ -470,9 +470,9 @@ class StreamWorld:
             sim.call_in(at_s, self._touch)
         self.retention.begin()
         self.offload.begin()
-        while_readers_open_s = duration * (0.4 if self.config["style"] == "emptied" else 1.0)
+        open_within_s = duration * (0.4 if self.config["style"] == "emptied" else 1.0)
         for _ in range(self.config["readers"]):
-            sim.call_in(rng.uniform(0, while_readers_open_s), self._open_reader, rng.random() < 0.8)
+            sim.call_in(rng.uniform(0, open_within_s), self._open_reader, rng.random() < 0.8)
 
     def _open_reader(self, follow: bool) -> None:
         rng, number = self.sim.rng, len(self.readers) + 1

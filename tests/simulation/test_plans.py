@@ -27,7 +27,7 @@ def test_a_stored_plan_breaks_nothing(path: Path) -> None:
     assert outcome.violation == "", outcome.text
 
 
-#: defects that random plans meet too rarely for a hunt of a minute: (plan, invariant, class, its method edited)
+#: defects that random plans meet too rarely for a hunt of a minute: (plan, invariant, class, each edit of its methods)
 RARE: tuple[tuple[Any, ...], ...] = (
     (
         "s9-stranger-810020268",

@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from dlog.errors import NotEnoughBookiesError
-from dlog.io.bookie_client import BookieClientOptions
 from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 from dlog.io.ledgers import Ledgers
 from dlog.io.rebalance import rebalance
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.ledger.balance import Move
 from dlog.model.ids import BookieId, LedgerId
-from dlog.model.quorum import Quorum
 from tests.integration.cluster import BookieCluster, start_bookies
 from tests.integration.leftovers import remove_data
+from tests.integration.recovery.moving import (
+    E333,
+    ENTRIES,
+    FLAGS,
+    LEDGERS,
+    LOG_BYTES,
+    PATIENT,
+    PAYLOAD,
+    SMALL_LOGS,
+    move,
+    until_bytes,
+    write,
+)
 from tests.integration.recovery.polling import LIMIT_S
 
 pytestmark = pytest.mark.zookeeper
-
-PATIENT = BookieClientOptions(request_timeout_s=60.0)
-E333 = Quorum(ensemble=3, write=3, ack=3)
-PAYLOAD = b"x" * 65536
-ENTRIES = 16
-LEDGERS = 8
-#: small logs, and looks that follow one another at once
-FLAGS = ("--gc-moved-s", "0.5", "--gc-s", "1", "--gc-look-s", "0.5", "--checkpoint-s", "0.5")
-LOG_BYTES = 2 << 20
-SMALL_LOGS = ("--entry-log-bytes", str(LOG_BYTES), "--gc-major-s", "1", "--gc-bytes-s", str(64 << 20))
 
 
 @pytest.fixture
@@ -41,20 +40,6 @@ def cluster(zookeeper: EmbeddedZooKeeper, tmp_path: Path) -> Iterator[BookieClus
     yield made
     made.close()
     remove_data(tmp_path)
-
-
-async def write(ledgers: Ledgers) -> LedgerId:
-    writer = await ledgers.create(E333)
-    for _ in range(ENTRIES):
-        await writer.append((PAYLOAD,))
-    await writer.close()
-    return writer.ledger_id
-
-
-def log_bytes(cluster: BookieCluster, bookie: BookieId) -> int:
-    """Bytes of the bookie's entry logs."""
-    directory = cluster.named(bookie).directory
-    return sum(path.stat().st_size for path in directory.glob("ledgers/**/entries-*"))
 
 
 async def named(ledgers: Ledgers, closed: list[LedgerId], bookie: BookieId) -> int:
@@ -66,22 +51,6 @@ async def named(ledgers: Ledgers, closed: list[LedgerId], bookie: BookieId) -> i
         compared = await ledgers.compare(ledger)
         assert not compared.doubt and (await ledgers.verify(ledger)).ranges == ()
     return count
-
-
-async def move(ledgers: Ledgers, ledger: LedgerId, source: BookieId, target: BookieId) -> None:
-    """Repair the ledger without the source. A bookie that is about to free its copies refuses new ones for a moment."""
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            with suppress(NotEnoughBookiesError):
-                await ledgers.repair(ledger, frozenset({source}), preferred=target)
-                return
-
-
-async def until_bytes(cluster: BookieCluster, bookie: BookieId, most: int, *, logs: int) -> None:
-    """Wait until the bookie has at most so many bytes, beside the heads and tables of contents of so many logs."""
-    async with asyncio.timeout(LIMIT_S):
-        while log_bytes(cluster, bookie) > most + (logs << 16):  # noqa: ASYNC110 - another process changes it, no event tells
-            await asyncio.sleep(0.1)
 
 
 async def test_space_comes_back_where_ledgers_were_moved_from_and_they_can_move_back(cluster: BookieCluster) -> None:

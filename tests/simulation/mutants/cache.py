@@ -97,7 +97,7 @@ STALENESS = (
         ),
     ),
     Mutant(
-        name="one failed read of metadata at a reader's open ends it",
+        name="a reader ends when one read of metadata fails at its open",
         invariants=("R2", "R4"),
         style="tail",
         parts=planted(
@@ -185,7 +185,7 @@ NEGATIVES = (
         ),
     ),
     Mutant(
-        name="that a stream does not exist is remembered",
+        name="the absence of a stream is remembered",
         invariants=("R3",),
         style="trim",
         parts=planted(

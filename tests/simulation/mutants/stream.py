@@ -638,7 +638,7 @@ FOLLOWING = (
         ),
     ),
     Mutant(
-        name="that a segment ended empty is applied to the location where its number is found now",
+        name="the end of an empty segment is applied to the location where its number is found now",
         invariants=("T6",),
         style="stranger",
         seeds=1000,
@@ -652,14 +652,14 @@ FOLLOWING = (
         ),
     ),
     Mutant(
-        name="that a segment ended empty is replaced by the next message about its number",
+        name="the end of an empty segment is replaced by the next message about its number",
         invariants=("T6",),
         style="roll",
         seeds=1500,
         parts=planted(LacSubscription, ("note", "if _ended_empty(event):", "if False:")),
     ),
     Mutant(
-        name="that a segment ended empty is applied to the next segment of its number",
+        name="the end of an empty segment is applied to the next segment of its number",
         invariants=("T6",),
         parts=planted(
             OwnerFeed,
@@ -820,13 +820,13 @@ RETENTION = (
         parts=_by_clock("metadata_ms", "segment.metadata_unix_ms"),
     ),
     Mutant(
-        name="the owner's clock of now is believed without a check",
+        name="the owner's present clock is believed without a check",
         invariants=("E1",),
         style="clocks",
         parts=_by_clock("own_ms", _COMPLETED),
     ),
     Mutant(
-        name="metadata's clock of now is believed without a check",
+        name="metadata's present clock is believed without a check",
         invariants=("E1",),
         style="clocks",
         parts=_by_clock("metadata_ms", _COMPLETED),
@@ -933,7 +933,7 @@ ALTERING = (
         ),
     ),
     Mutant(
-        name="an owner refuses an alteration by old metadata",
+        name="an owner refuses an alteration that old metadata forbids",
         invariants=("D3",),
         style="lives",
         parts=planted(StreamMetadataUpdater, ("want", "SetSegmentLocation | AlterSettings", "SetSegmentLocation")),
