@@ -106,7 +106,7 @@ class Jars:
 _BOOKKEEPER_POM = ROOT / "tests" / "interop" / "java" / "pom.xml"  # names the version that we compare with
 _BOOKKEEPER_MUST = "bookkeeper-server-*.jar"
 BOOKKEEPER = Jars("bookkeeper", _BOOKKEEPER_POM, CACHE / "lib", _BOOKKEEPER_MUST)
-#: the last of the release before, for one module of the interop tests
+#: the newest version of the release before that one, for one module of the interop tests
 OLD_BOOKKEEPER = Jars("bookkeeper-4.17", _BOOKKEEPER_POM, CACHE / "bookkeeper-4.17" / "lib", _BOOKKEEPER_MUST, "4.17.3")
 KAFKA = Jars("kafka", SOURCES / "kafka.pom.xml", CACHE / "kafka" / "lib", "kafka_2.13-*.jar")
 HDFS = Jars("hdfs", SOURCES / "hdfs.pom.xml", CACHE / "hdfs" / "lib", "hadoop-hdfs-client-*.jar")  # for cold storage
