@@ -6,17 +6,21 @@ No figure is checked, because a busy machine proves nothing.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import re
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from loadtest import chain_recovery, object_image
+from loadtest import chain_recovery, object_image, scripts
 from loadtest.programs import figures_of
 from loadtest.report import figures
 from loadtest.report.figures import Figures
 from loadtest.s3_proxy import S3Proxy
+from loadtest.systems.base import CannotRunError
 from loadtest.systems.s3 import OBJECT_BYTES
 from loadtest.systems.versitygw import S3Server
 from tests.integration.loadtest.rounds import green_round
@@ -126,6 +130,21 @@ async def test_a_recovery_of_a_chain_is_counted_in_turns() -> None:
     assert 3 <= short["turns"] <= long["turns"] < long["requests"]
 
 
+async def test_the_end_of_an_upload_is_a_pause_and_uploads_without_pauses_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def one_more_at_each_of(looks: int) -> Callable[[], Counter[str]]:
+        counts = itertools.count()
+        return lambda: Counter(PutObject=min(next(counts), looks))
+
+    monkeypatch.setattr(scripts, "QUIET_S", 0.35)
+    assert (await scripts.until_uploaded(one_more_at_each_of(3), 5.0))["PutObject"] == 3
+    with pytest.raises(CannotRunError, match=re.escape("no upload ended within 0.2 s")):
+        await scripts.until_uploaded(one_more_at_each_of(0), 0.2)
+    monkeypatch.setattr(scripts, "UNBROKEN_S", 0.5)
+    assert 0 < (await scripts.until_uploaded(one_more_at_each_of(1000), 5.0))["PutObject"] < 1000
+
+
 def test_an_image_is_built_loaded_and_weighed() -> None:
     told = asyncio.run(figures_of("loadtest.object_image", "--json", "2000"))
     assert set(told) == {"applied_per_s", "followed_per_s", "load_s", "image_mb", "snapshot_mb"}
@@ -159,7 +178,7 @@ async def test_streams_on_s3_beside_bare_requests() -> None:
 @pytest.mark.slow
 async def test_requests_commits_and_a_killed_node_of_the_store_s3() -> None:
     need_storage("s3")
-    changes = {"logs": "6", "seconds": "1", "warmup_s": "0.5", "backlog_mb": "2", "rate": "12000"}
+    changes = {"logs": "6", "seconds": "1", "warmup_s": "0.5", "backlog_mb": "2", "rate": "3000"}
     found = await ran("W29,W32,W33", ("dlog-s3",), {**changes, "record_bytes": "10240"})
     assert value(found, "W29", "dlog-s3", "puts_per_s") > 0
     assert value(found, "W29", "dlog-s3", "requests_per_gib") > 0
