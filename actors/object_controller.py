@@ -24,7 +24,7 @@ from dlog.io.clock import unix_ms
 from dlog.io.driver import Sink
 from dlog.io.metadata_stream import FindRoot, MetadataReplay, RecordPositions, ReplayPoint
 from dlog.log.messages import BatchWritten, TruncateBefore, WriteBatch
-from dlog.machine import Answer, Tell, Ticket
+from dlog.machine import Answer, Emit, Ticket
 from dlog.model.ids import Epoch
 from dlog.objects.controller import (
     AppendEntry,
@@ -105,7 +105,7 @@ class ObjectControllerActor:
         objects: Objects,
         find_root: FindRoot,
         options: ObjectControllerOptions,
-        tell: Callable[[Event], None],
+        on_event: Callable[[Event], None],
         on_end: Callable[[ObjectControllerActor, bool], None],
     ) -> None:
         self._nonce = os.urandom(12)
@@ -119,7 +119,7 @@ class ObjectControllerActor:
         self._objects = objects
         self._find_root = find_root
         self._options = options
-        self._tell = tell
+        self._on_event = on_event
         self._on_end = on_end
         self._machine: Controller | None = None  # None: the stream is being read
         self._positions = RecordPositions()
@@ -283,8 +283,8 @@ class ObjectControllerActor:
                     self._append(effect)
                 case Answer(ticket, result):
                     self._answer(ticket, result)
-                case Tell(event):
-                    self._tell(event)
+                case Emit(event):
+                    self._on_event(event)
                 case DeleteObjects(keys):
                     self._run_errand(self._delete(keys), "delete objects")
                 case WriteSnapshot(key, contents):

@@ -32,8 +32,8 @@ from dlog.stores.contract import Capabilities, SegmentStore
 class StreamOwnerActor:
     """One stream, owned by this process from `take` until the claim is lost or handed over.
 
-    on_lac: called with every LacMoved event. tell: called with this owner and every other event. on_end: called once
-    when `run` ends. shared: timers shared by the process, for distant times.
+    on_lac: called with every LacMoved event. on_event: called with this owner and every other event. on_end: called
+    once when `run` ends. shared: timers shared by the process, for distant times.
     """
 
     __slots__ = (
@@ -45,8 +45,8 @@ class StreamOwnerActor:
         "_machine",
         "_metadata",
         "_on_end",
+        "_on_event",
         "_on_lac",
-        "_tell",
         "_unwatch",
         "name",
         "stream",
@@ -62,7 +62,7 @@ class StreamOwnerActor:
         options: OwnerOptions,
         requests_max: int,
         on_lac: Callable[[LacMoved], None],
-        tell: Callable[[StreamOwnerActor, Event], None],
+        on_event: Callable[[StreamOwnerActor, Event], None],
         on_end: Callable[[StreamOwnerActor], None],
         shared: ProcessTimers | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -70,7 +70,7 @@ class StreamOwnerActor:
         self.stream = stream
         self.name = f"stream_owner {stream} {claimant.nonce}"
         self._on_lac = on_lac
-        self._tell = tell
+        self._on_event = on_event
         self._on_end = on_end
         self._clock = clock
         self._lived = False
@@ -153,7 +153,7 @@ class StreamOwnerActor:
         """Break reference cycles, see Driver."""
         self._unwatch = _nothing
         self._on_end = self._on_lac = _ignore
-        self._tell = _ignore_told
+        self._on_event = _ignore_told
         self._desk.let_go()
         self._machine.let_go()
 
@@ -168,7 +168,7 @@ class StreamOwnerActor:
         if isinstance(event, LacMoved):
             self._on_lac(event)
         else:
-            self._tell(self, event)
+            self._on_event(self, event)
 
 
 @lru_cache(maxsize=64)

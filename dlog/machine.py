@@ -2,7 +2,7 @@
 
 Rules for a state machine:
 1. It is synchronous and has one owner; `handle(fact) -> list[Effect]` is its only entry point. It uses no clock (facts
-   carry `now_s` where time matters), no randomness but a seeded generator passed in, no logger (it returns `Tell`) and
+   carry `now_s` where time matters), no randomness but a seeded generator passed in, no logger (it returns `Emit`) and
    no tasks.
 2. It records the fact first, then derives every consequence in one place, `_settle`. No handler decides on its own that
    something is finished.
@@ -205,13 +205,13 @@ class Answer:
 
 
 @value
-class Tell:
+class Emit:
     """Emit an event of dlog/events.py, for operators, metrics and tests."""
 
     event: Any
 
 
-Effect = Send | Persist | SetTimer | CancelTimer | ReadMetadata | CompareAndSet | Answer | Tell
+Effect = Send | Persist | SetTimer | CancelTimer | ReadMetadata | CompareAndSet | Answer | Emit
 
 
 class Machine(Protocol):

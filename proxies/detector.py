@@ -56,7 +56,7 @@ class Detector:
         dialler: Dialler,
         *,
         reaches: Callable[[str], Awaitable[bool]],
-        tell: Callable[[Event], None],
+        on_event: Callable[[Event], None],
     ) -> None:
         self._me = me
         self._address = address
@@ -64,7 +64,7 @@ class Detector:
         self._options = options
         self._dialler = dialler
         self._reaches = reaches
-        self._tell = tell
+        self._on_event = on_event
         self._suspected: set[str] = set()
         self._limits: dict[str, AdaptiveTimeout] = {}  # by address
         self._watched: dict[str, asyncio.Task[None]] = {}
@@ -222,12 +222,12 @@ class Detector:
     def _suspect(self, address: str, reason: str) -> None:
         if address not in self._suspected:
             self._suspected.add(address)
-            self._tell(ProxySuspected(address, reason))
+            self._on_event(ProxySuspected(address, reason))
 
     def _trust(self, address: str) -> None:
         if address in self._suspected:
             self._suspected.discard(address)
-            self._tell(ProxyTrusted(address))
+            self._on_event(ProxyTrusted(address))
 
 
 async def _settled(opening: Coroutine[Any, Any, ProxyConnection]) -> ProxyConnection | UnavailableError:

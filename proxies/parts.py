@@ -53,11 +53,11 @@ TUNING = BackendLimits()
 def tuned(config_path: str | None) -> BackendLimits:
     """A process's tuning: loads the stores' sections from file and environment, and logs them. Raises ConfigError."""
     stores = load_stores(config_path)
-    serving.tell(configured("cold", stores.cold, config_path))
-    serving.tell(configured("file", stores.file, config_path))
-    serving.tell(configured("kafka", stores.kafka, config_path))
-    serving.tell(configured("ledger", stores.ledger, config_path))
-    serving.tell(configured("objects", stores.objects, config_path))
+    serving.report_event(configured("cold", stores.cold, config_path))
+    serving.report_event(configured("file", stores.file, config_path))
+    serving.report_event(configured("kafka", stores.kafka, config_path))
+    serving.report_event(configured("ledger", stores.ledger, config_path))
+    serving.report_event(configured("objects", stores.objects, config_path))
     return replace(TUNING, stores=stores, ledgers=TUNING.ledgers.configured(stores.ledger))
 
 
@@ -70,7 +70,7 @@ def location_of(tuning: BackendLimits) -> NetworkLocation:
 async def opened(
     options: serving.ServingOptions,
     *,
-    tell: Callable[[Event], None],
+    on_event: Callable[[Event], None],
     rng: random.Random,
     tuning: BackendLimits = TUNING,
     join: JoinController | None = None,
@@ -91,9 +91,9 @@ async def opened(
             rng=rng,
         ) as metadata,
         BookieClient(
-            resolver(metadata), rng=rng, options=tuning.bookies.configured(tuning.stores.ledger), on_event=tell
+            resolver(metadata), rng=rng, options=tuning.bookies.configured(tuning.stores.ledger), on_event=on_event
         ) as bookies,
-        Ledgers(metadata, bookies, rng=rng, options=tuning.ledgers, on_event=tell) as ledgers,
+        Ledgers(metadata, bookies, rng=rng, options=tuning.ledgers, on_event=on_event) as ledgers,
         open_stores(
             ledgers,
             metadata,
@@ -102,8 +102,8 @@ async def opened(
             writable=options.stores,
             creates=True,
             s3=S3Access(metadata, join or (lambda *_: operation_sender(metadata, rng)), node, metadata),
-            tell=tell,
+            on_event=on_event,
         ) as stores,
     ):
-        with connection_events(metadata, tell):
+        with connection_events(metadata, on_event):
             yield Parts(metadata, stores)

@@ -121,7 +121,7 @@ class Listener:
         options: ServingOptions,
         open_session: Callable[[Connection, Hello], Session],
         *,
-        tell: Callable[[Event], None],
+        on_event: Callable[[Event], None],
     ) -> None:
         self.role = role
         self.name = name
@@ -136,7 +136,7 @@ class Listener:
         self.incomplete_bytes = 0  # of incomplete frames
         self._options = options
         self._open_session = open_session
-        self._tell = tell
+        self._on_event = on_event
         self._preambles = options.preambles()
         self._hosts: dict[str, int] = {}  # connections per host, if they are limited
         self._server: asyncio.Server | None = None
@@ -232,10 +232,10 @@ class Listener:
             was_full, self._is_full = self._is_full, True
             if was_full:
                 return  # reported once, so that many reconnecting clients do not fill the log
-        self._tell(ConnectionRefused(connection.peer, connection.via, error.message))
+        self._on_event(ConnectionRefused(connection.peer, connection.via, error.message))
 
     def open(self, connection: Connection, hello: Hello) -> Session:
-        self._tell(ConnectionOpened(connection.peer, connection.via, hello.role, hello.name, hello.hops))
+        self._on_event(ConnectionOpened(connection.peer, connection.via, hello.role, hello.name, hello.hops))
         return self._open_session(connection, hello)
 
     def keeps(self, change: int) -> bool:
@@ -287,16 +287,16 @@ def configure(role: str, cls: type[Options], flags: dict[str, Any]) -> Options:
     path = given.pop("config")
     options = load(cls, role, path, given)
     logs.setup(options.log_format or None, level=options.log_level, role=role)
-    tell(configured(role, options, path))
+    report_event(configured(role, options, path))
     if ignored := ignored_variables():
-        tell(VariablesIgnored(ignored))
+        report_event(VariablesIgnored(ignored))
     return options
 
 
-def tell(event: Event) -> None:
+def report_event(event: Event) -> None:
     """Log an event and count it."""
     metrics.count(event)
-    logs.tell(event)
+    logs.log_event(event)
 
 
 def failed(told: Callable[[Event], None]) -> Callable[[str, Exception], None]:

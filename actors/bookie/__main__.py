@@ -43,11 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     async def run() -> int:
         options = settings.load(BookieOptions, "bookie", config, flags)
         logs.setup(log_format, role="bookie", port=options.port)
-        logs.tell(settings.configured("bookie", options, config))
+        logs.log_event(settings.configured("bookie", options, config))
         if ignored := settings.ignored_variables():
             _tell(VariablesIgnored(ignored))
         section = settings.load(LedgerOptions, "ledger", config, {})
-        logs.tell(settings.configured("ledger", section, config))
+        logs.log_event(settings.configured("ledger", section, config))
         await serve(options, section)
         return 0
 
@@ -110,7 +110,7 @@ async def serve(options: BookieOptions, section: LedgerOptions) -> None:
             server = HttpServer({"/ready": readiness.answer})
             stack.callback(server.close)
             await server.listen(options.host, options.http_port)
-        await run_bookie(options, environment, stopping, tell=_tell, on_ready=on_ready)
+        await run_bookie(options, environment, stopping, on_event=_tell, on_ready=on_ready)
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -127,7 +127,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _tell(event: Event) -> None:
-    logs.tell(event)
+    logs.log_event(event)
     metrics.count(event)
 
 

@@ -50,7 +50,7 @@ from dlog.errors import DLogError, MetadataUnavailableError
 from dlog.io import metrics
 from dlog.io.clock import unix_ms
 from dlog.io.metadata import Cookies, LedgerMetadataStore, SessionState
-from dlog.machine import Missing, OutcomeUnknown, Tell, Versioned
+from dlog.machine import Emit, Missing, OutcomeUnknown, Versioned
 from dlog.model.ids import BookieId, LedgerId
 from dlog.model.ledger import LedgerKey
 from dlog.wire.bookie import Code, CollectionReport, CollectionState
@@ -252,7 +252,7 @@ class GarbageCollection:
                 self._perform_fact(SeenInMetadata(ledgers, chain))
             case DeleteLedgers(ledgers):
                 self._perform_fact(LedgersToDelete(ledgers))
-            case Tell():
+            case Emit():
                 self._perform_fact(effect)
         return None
 

@@ -77,7 +77,7 @@ class MovedCopiesCollection:
         *,
         perform: Callable[[Any], None],
         drop: Callable[[CopiesToFree], Awaitable[frozenset[LedgerId]]],
-        tell: Callable[[Event], None],
+        on_event: Callable[[Event], None],
     ) -> None:
         self._options = options
         self._metadata = metadata
@@ -88,7 +88,7 @@ class MovedCopiesCollection:
         self._others = others
         self._perform_fact = perform
         self._drop = drop
-        self._tell = tell
+        self._on_event = on_event
         self._before: frozenset[LedgerId] = frozenset()  # found moved away by the last look
 
     async def run(self) -> None:
@@ -113,7 +113,7 @@ class MovedCopiesCollection:
         kept = sum(freed.kept.values())
         why = max(freed.kept, key=lambda reason: freed.kept[reason], default="")
         metrics.GC_MOVED_LEDGERS.inc(freed.ledgers)
-        self._tell(MovedCopiesFreed(freed.ledgers, kept, why))
+        self._on_event(MovedCopiesFreed(freed.ledgers, kept, why))
         return freed
 
     async def _find(self) -> frozenset[LedgerId]:

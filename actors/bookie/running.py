@@ -61,7 +61,7 @@ async def run(
     environment: BookieEnvironment,
     stopping: asyncio.Event,
     *,
-    tell: Callable[[Event], None],
+    on_event: Callable[[Event], None],
     on_ready: Callable[[BookieInfo], None],
 ) -> None:
     """Run until `stopping` is set. Raises ConfigError, CookieError, DamagedError, MetadataUnavailableError,
@@ -81,10 +81,10 @@ async def run(
                 may_have_moved=options.dirs_moved,
                 index=IndexKind(options.index),
             )
-            opened = await environment.threads.run(_open, options, environment, dirs, bookie, tell)
+            opened = await environment.threads.run(_open, options, environment, dirs, bookie, on_event)
             if dirs.left_out:
-                await _remove_journals(dirs, opened, cookie, metadata, environment.threads, tell)
-                opened = await environment.threads.run(_open, options, environment, dirs, bookie, tell)
+                await _remove_journals(dirs, opened, cookie, metadata, environment.threads, on_event)
+                opened = await environment.threads.run(_open, options, environment, dirs, bookie, on_event)
             collector = None
             if options.gc_s:
                 record = await environment.threads.run(read_mark_record, environment.disk, dirs.all[-1])
@@ -92,7 +92,7 @@ async def run(
                     await metadata.instance_id(), record, lambda: f"{environment.random_bits(128):032x}"
                 )
             server = BookieServer(
-                options, environment.disk, opened, dirs.all, environment.threads, tell=tell, tls=environment.tls
+                options, environment.disk, opened, dirs.all, environment.threads, on_event=on_event, tls=environment.tls
             )
             location = NetworkLocation(options.region, options.rack)
             info = BookieInfo(bookie, *split_host_port(environment.address), location, summaries=True)
@@ -101,11 +101,11 @@ async def run(
                 return await check_still_known(cookie, metadata)
 
             def ready() -> None:
-                tell(BookieStarted(bookie, environment.address, server.machine.ledgers))
+                on_event(BookieStarted(bookie, environment.address, server.machine.ledgers))
                 on_ready(info)
 
             async with AsyncExitStack() as stack:
-                stack.enter_context(connection_events(metadata, tell))
+                stack.enter_context(connection_events(metadata, on_event))
                 others = None
                 if environment.others is not None and options.gc_moved_s:
                     others = await stack.enter_async_context(environment.others(bookie))
@@ -128,10 +128,10 @@ def _open(
     environment: BookieEnvironment,
     dirs: LockedDirs,
     bookie: BookieId,
-    tell: Callable[[Event], None],
+    on_event: Callable[[Event], None],
 ) -> OpenedStorage:
     try:
-        return open_storage(environment.disk, options, dirs.stored, bookie, tell, environment.random_bits)
+        return open_storage(environment.disk, options, dirs.stored, bookie, on_event, environment.random_bits)
     except OSError as error:
         raise DiskFailedError(f"storage cannot be opened: {error.strerror or error}: file={error.filename}") from error
 
@@ -142,14 +142,14 @@ async def _remove_journals(
     cookie: Cookie,
     metadata: BookieMetadata,
     threads: Threads,
-    tell: Callable[[Event], None],
+    on_event: Callable[[Event], None],
 ) -> None:
     left_out = dirs.left_out
     try:
         await remove_journals(dirs, opened, cookie, metadata, threads)
     except OSError as error:
         raise DiskFailedError(f"journal cannot be removed: {error.strerror or error}: file={error.filename}") from error
-    tell(JournalsRemoved(",".join(left_out)))
+    on_event(JournalsRemoved(",".join(left_out)))
 
 
 def _id(options: BookieOptions, dirs: LockedDirs, address: str) -> BookieId:

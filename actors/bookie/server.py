@@ -54,13 +54,13 @@ from dlog.io.metadata import BookieInfo, CookieCheck, Membership
 from dlog.io.threads import Threads
 from dlog.machine import (
     CancelTimer,
+    Emit,
     Peer,
     PeerLost,
     Persist,
     Received,
     Send,
     SetTimer,
-    Tell,
     TimerFired,
     Token,
     Versioned,
@@ -96,7 +96,7 @@ class BookieMetadata(CollectionMetadata, Membership, Protocol):
 class BookieServer:
     """Serves one opened storage.
 
-    tell: called with every event. directories: their free space is watched. threads: run blocking calls. tls: the
+    on_event: called with every event. directories: their free space is watched. threads: run blocking calls. tls: the
     certificate for clients that send START_TLS; None: they are refused.
     """
 
@@ -108,14 +108,14 @@ class BookieServer:
         directories: tuple[str, ...],
         threads: Threads,
         *,
-        tell: Callable[[Event], None],
+        on_event: Callable[[Event], None],
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._options = options
         self._tls = tls
         self._handshakes: dict[asyncio.Task[None], None] = {}
         self._tasks: asyncio.TaskGroup  # of `run`
-        self._tell = tell
+        self._on_event = on_event
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self.machine = Bookie(
@@ -135,7 +135,7 @@ class BookieServer:
             threads,
             post=self._post,
             on_failed=self._fail,
-            tell=self._tell_from_thread,
+            on_event=self._tell_from_thread,
         )
         self._facts: deque[Any] = deque()
         self._dirty: list[Connection] = []
@@ -162,7 +162,7 @@ class BookieServer:
             CollectDue: lambda _: self._collect_now.set(),
             CollectAsked: self._perform_collect_asked,
             LedgersNew: lambda _: self._ledgers_new.set(),
-            Tell: self._perform_tell,
+            Emit: self._perform_emit,
             SetTimer: self._perform_set_timer,
             CancelTimer: self._perform_cancel_timer,
             ListStored: self._disk.list,
@@ -293,7 +293,7 @@ class BookieServer:
             raise
         except DLogError as error:
             if not self._refusal.done():
-                self._tell(BookieRefused(bookie, error.message))
+                self._on_event(BookieRefused(bookie, error.message))
                 self._refusal.set_result(error)
             raise
 
@@ -340,8 +340,8 @@ class BookieServer:
             return await done
 
         def perform(fact: Any) -> None:
-            if isinstance(fact, Tell):
-                self._tell(fact.event)
+            if isinstance(fact, Emit):
+                self._on_event(fact.event)
                 return
             self._perform(fact)
             self._settle()
@@ -386,7 +386,7 @@ class BookieServer:
             others,
             perform=perform,
             drop=drop,
-            tell=self._tell,
+            on_event=self._on_event,
         ).run()
 
     async def _drain_and_checkpoint(self) -> None:
@@ -431,7 +431,7 @@ class BookieServer:
         now_s = self._loop.time()
         if now_s >= self._plain_untold_s:
             self._plain_untold_s = now_s + PLAIN_TOLD_S
-            self._tell(PlainRefused(client))
+            self._on_event(PlainRefused(client))
 
     def _upgrade(self, connection: Connection) -> None:
         if self._tls is None:
@@ -553,12 +553,12 @@ class BookieServer:
             self._perform(TimerFired(key, self._loop.time()))
             self._settle()
 
-    def _perform_tell(self, effect: Tell) -> None:
+    def _perform_emit(self, effect: Emit) -> None:
         self._standing_changed.set()
-        self._tell(effect.event)
+        self._on_event(effect.event)
 
     def _tell_from_thread(self, event: Event) -> None:
-        self._threads.to_loop(self._tell, event)
+        self._threads.to_loop(self._on_event, event)
 
     def _settle(self) -> None:
         """End a turn: submit journal writes, flush connections."""

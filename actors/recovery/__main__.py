@@ -36,9 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = settings.load(RecoveryOptions, "recovery", config, flags)
         name = options.id or f"{_NOT_IN_ID.sub('-', socket.gethostname())[:200]}:{os.getpid()}"
         logs.setup(log_format, role="recovery", id=name)
-        logs.tell(settings.configured("recovery", options, config))
+        logs.log_event(settings.configured("recovery", options, config))
         section = settings.load(LedgerOptions, "ledger", config, {})
-        logs.tell(settings.configured("ledger", section, config))
+        logs.log_event(settings.configured("ledger", section, config))
         if ignored := settings.ignored_variables():
             _tell(VariablesIgnored(ignored))
         await serve(options, section, name)
@@ -66,11 +66,11 @@ async def serve(options: RecoveryOptions, section: LedgerOptions, name: str) -> 
     def ready(address: str) -> None:
         process.ready("recovery", name, address)
 
-    await run(options, section, name, environment, stopping, tell=_tell, rng=rng, on_ready=ready)
+    await run(options, section, name, environment, stopping, on_event=_tell, rng=rng, on_ready=ready)
 
 
 def _tell(event: Event) -> None:
-    logs.tell(event)
+    logs.log_event(event)
     metrics.count(event)
 
 

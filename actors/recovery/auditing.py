@@ -34,7 +34,7 @@ from dlog.ledger.auditor import (
     ScanEnded,
 )
 from dlog.ledger.events import AuditorElected
-from dlog.machine import Refused, SeenOutcome, Tell
+from dlog.machine import Emit, Refused, SeenOutcome
 from dlog.model.ids import LedgerId
 from dlog.model.ledger import LedgerKey
 
@@ -55,14 +55,14 @@ class Auditing:
         metadata: AuditedMetadata,
         marks: ZooKeeperUnderreplication,
         election: AuditorElection,
-        tell: Callable[[Event], None],
+        on_event: Callable[[Event], None],
     ) -> None:
         self._options = options
         self._metadata = metadata
         self._marks = marks
         self._election = election
         self._locations = BookieLocations(metadata)
-        self._tell = tell
+        self._on_event = on_event
         self._machine: Auditor | None = None  # None: not elected, or repair is disabled
         self._tasks: asyncio.TaskGroup
         self._scanning: asyncio.Task[None] | None = None
@@ -116,7 +116,7 @@ class Auditing:
                 ),
                 self._locations.locate,
             )
-            self._tell(AuditorElected())
+            self._on_event(AuditorElected())
         if counted is not None:
             ledgers, age_s = counted
             metrics.UNDER_REPLICATED_LEDGERS.set(ledgers)
@@ -149,8 +149,8 @@ class Auditing:
         marks: list[MarkLedger] = []
         for effect in effects:
             match effect:
-                case Tell(event):
-                    self._tell(event)
+                case Emit(event):
+                    self._on_event(event)
                 case Scan(number):
                     self._scanning = self._tasks.create_task(self._scan(machine, number), name="audit of all ledgers")
                 case MarkLedger():

@@ -59,13 +59,13 @@ class Comparing:
         ledgers: ComparableLedgers,
         marks: ZooKeeperUnderreplication,
         is_auditor: Callable[[], bool],
-        tell: Callable[[Event], None],
+        on_event: Callable[[Event], None],
     ) -> None:
         self._options = options
         self._ledgers = ledgers
         self._marks = marks
         self._is_auditor = is_auditor
-        self._tell = tell
+        self._on_event = on_event
 
     async def run(self) -> None:
         """Compare whenever it is due, for ever; not at all if `compare_s` is 0."""
@@ -96,7 +96,7 @@ class Comparing:
         if not self._is_auditor():
             reason = "this process is not the auditor any more"
         told = tuple(sorted(totals.out_of_reach)[:_TOLD_MAX])
-        self._tell(ComparisonEnded(totals.ledgers, totals.lacking, totals.unfinished, told, reason))
+        self._on_event(ComparisonEnded(totals.ledgers, totals.lacking, totals.unfinished, told, reason))
 
     async def _compare_page(self, page: list[LedgerId], totals: _Totals) -> None:
         if not self._is_auditor():
@@ -130,7 +130,7 @@ class Comparing:
         if compared.differing:
             worst = min(compared.differing, key=_has_no_wrong_copy)
             told = (tuple(sorted(worst.bookies)), tuple(sorted(worst.wrong)))
-            self._tell(CopiesDiffer(compared.ledger, worst.first, *told, len(compared.differing), worst.why))
+            self._on_event(CopiesDiffer(compared.ledger, worst.first, *told, len(compared.differing), worst.why))
         if not compared.lacking:
             return
         totals.lacking += 1
@@ -138,7 +138,7 @@ class Comparing:
         if is_new and compared.missing:
             bookies = tuple(sorted({found.bookie for found in compared.missing})[:_TOLD_MAX])
             first = compared.missing[0]
-            self._tell(CopiesMissing(compared.ledger, bookies, missing, first.first, first.last))
+            self._on_event(CopiesMissing(compared.ledger, bookies, missing, first.first, first.last))
 
 
 def _has_no_wrong_copy(found: DifferingCopies) -> bool:

@@ -43,7 +43,7 @@ async def run(
     environment: RecoveryEnvironment,
     stopping: asyncio.Event,
     *,
-    tell: Callable[[Event], None],
+    on_event: Callable[[Event], None],
     rng: random.Random,
     on_ready: Callable[[str], None],
 ) -> None:
@@ -52,7 +52,7 @@ async def run(
     process. Raises ClusterNotFoundError, MetadataUnavailableError, UnsupportedVersionError before it is ready."""
     async with contextlib.AsyncExitStack() as stack:
         metadata = await stack.enter_async_context(environment.connect())
-        stack.enter_context(connection_events(metadata, tell))
+        stack.enter_context(connection_events(metadata, on_event))
         await metadata.instance_id()
         marks = metadata.underreplication(name)
         await marks.prepare()
@@ -60,15 +60,17 @@ async def run(
             environment.bookies(metadata, BookieClientOptions().configured(section))
         )
         limits = LedgersOptions(repair=RepairOptions(rate_bytes_per_s=options.worker_bytes_s)).configured(section)
-        ledgers = await stack.enter_async_context(Ledgers(metadata, bookies, rng=rng, options=limits, on_event=tell))
-        auditing = Auditing(options, metadata, marks, metadata.auditor_election(name), tell)
+        ledgers = await stack.enter_async_context(
+            Ledgers(metadata, bookies, rng=rng, options=limits, on_event=on_event)
+        )
+        auditing = Auditing(options, metadata, marks, metadata.auditor_election(name), on_event)
         # comparisons have connections of their own: slow summaries never close those of repairs
         # and v2, which alone has summaries
         slow = replace(BookieClientOptions(request_timeout_s=COMPARE_TIMEOUT_S).configured(section), protocol="v2")
         compared = await stack.enter_async_context(environment.bookies(metadata, slow))
-        comparable = await stack.enter_async_context(Ledgers(metadata, compared, rng=rng, on_event=tell))
-        comparing = Comparing(options, comparable, marks, lambda: auditing.is_auditor, tell)
-        workers = RepairWorkers(options, marks, ledgers, tell, rng)
+        comparable = await stack.enter_async_context(Ledgers(metadata, compared, rng=rng, on_event=on_event))
+        comparing = Comparing(options, comparable, marks, lambda: auditing.is_auditor, on_event)
+        workers = RepairWorkers(options, marks, ledgers, on_event, rng)
 
         def ready() -> tuple[int, dict[str, object]]:
             if stopping.is_set() or metadata.state is SessionState.LOST:

@@ -95,13 +95,13 @@ class RepairWorkers:
         options: RecoveryOptions,
         marks: ZooKeeperUnderreplication,
         ledgers: RepairableLedgers,
-        tell: Callable[[Event], None],
+        on_event: Callable[[Event], None],
         rng: random.Random,
     ) -> None:
         self._options = options
         self._marks = marks
         self._ledgers = ledgers
-        self._tell = tell
+        self._on_event = on_event
         self._rng = rng
         self._choosing = asyncio.Lock()
         self._candidates: deque[LedgerId] = deque()
@@ -208,7 +208,7 @@ class RepairWorkers:
             self._forget(ledger)
             if is_complete:  # else it is marked anew, and soon repaired again
                 metrics.REPAIRED_LEDGERS.inc()
-                self._tell(MarkCompleted(ledger, total.copied_entries, total.copied_bytes))
+                self._on_event(MarkCompleted(ledger, total.copied_entries, total.copied_bytes))
 
     async def _attempt(self, marked: MarkedLedger) -> Repaired | None:
         """Repair the ledger; None: it is put off. Raises DLogError."""
@@ -327,7 +327,7 @@ class RepairWorkers:
     def _report_unreadable(self, repaired: Repaired) -> None:
         first = repaired.unreadable[0]
         entries = sum(found.last - found.first + 1 for found in repaired.unreadable)
-        self._tell(EntriesUnreadable(repaired.ledger, first.first, first.last, first.bookie, entries, first.reason))
+        self._on_event(EntriesUnreadable(repaired.ledger, first.first, first.last, first.bookie, entries, first.reason))
         self._fail(repaired.ledger, f"no replica can serve some of its entries: {first.reason}")
         put_off = self._state(repaired.ledger)
         metrics.UNREADABLE_ENTRIES.inc(entries - put_off.unreadable)
@@ -341,7 +341,7 @@ class RepairWorkers:
         again_s *= self._rng.uniform(0.75, 1.0)
         put_off.failures = min(put_off.failures + 1, 30)
         put_off.not_before_s = _now_s() + again_s
-        self._tell(RepairFailed(ledger, reason, round(again_s, 1)))
+        self._on_event(RepairFailed(ledger, reason, round(again_s, 1)))
 
     def _state(self, ledger: LedgerId) -> _PutOff:
         put_off = self._put_off.get(ledger)

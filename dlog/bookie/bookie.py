@@ -1,7 +1,7 @@
 """State machine of one bookie: decides which reply is sent after which fdatasync.
 
 Facts: requests of connections, `Persisted` of the journal, results of its storage requests. Effects: `Send`, `Persist`
-(data: a tuple of journal records), `Tell`, and the storage requests (dlog/bookie/messages.py).
+(data: a tuple of journal records), `Emit`, and the storage requests (dlog/bookie/messages.py).
 
 Invariants:
 - An add is answered OK once its record is durable, and an entry is served only then: a power cut takes back nothing
@@ -76,7 +76,7 @@ from dlog.bookie.sealed_ledgers import SealedLedgers
 from dlog.bookie.stored_reads import Outcome, Resume, StoredReads
 from dlog.bookie.summaries import Summaries
 from dlog.bookie.tail_reads import LacReading, PollTimer, TailRead, TailReads
-from dlog.machine import Peer, PeerLost, Persist, Persisted, Received, Send, Tell, TimerFired
+from dlog.machine import Emit, Peer, PeerLost, Persist, Persisted, Received, Send, TimerFired
 from dlog.wire.bookie import (
     AddEntry,
     Auth,
@@ -345,7 +345,7 @@ class Bookie:
         offered = m.parts[0] if len(m.parts) == 1 else b"".join(m.parts)
         if is_same_entry(held, offered, recovery=m.recovery):
             return Code.OK
-        out.append(Tell(EntryConflict(m.ledger, m.entry)))
+        out.append(Emit(EntryConflict(m.ledger, m.entry)))
         return Code.UNAUTHORIZED
 
     def _resume_add(self, waiter: tuple[Peer, AddEntry], outcome: Outcome, out: list[Any]) -> None:
@@ -457,7 +457,7 @@ class Bookie:
             carries_key = not ledger.recorded
             ledger.recorded = True
             ledger.fence_token = token = self._waiting.append(Waiting(size, ledger, carries_key))
-            out.append(Tell(LedgerFencedHere(m.ledger)))
+            out.append(Emit(LedgerFencedHere(m.ledger)))
             out.append(Persist(token, (ledger_record(ledger.ledger, ledger.master_key, True),)))
         if ledger.fence_durable:
             return Code.OK
@@ -602,7 +602,7 @@ class Bookie:
         self._flush_running = False
         if fact.failure:
             self._no_room = True
-            out.append(Tell(CheckpointFailed(fact.failure)))
+            out.append(Emit(CheckpointFailed(fact.failure)))
         else:
             self._flush = None
             self._stored.checkpoints += 1
@@ -684,7 +684,7 @@ class Bookie:
         read_only = self._no_room or self._free_bytes < floor
         if read_only != self.read_only:
             self.read_only = read_only
-            out.append(Tell(BookieReadOnly(reason) if read_only else BookieWritable()))
+            out.append(Emit(BookieReadOnly(reason) if read_only else BookieWritable()))
         limit = self._options.disk_free_min_bytes
         nearly = limit * 11 // 8 if self._shortage else limit * 5 // 4  # hysteresis, against flapping
         shortage = 2 if read_only else int(self._free_bytes < nearly)

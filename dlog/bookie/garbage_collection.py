@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dlog.bookie.events import CollectionRefused, MetadataChainBroken
-from dlog.machine import Missing, Outcome, OutcomeUnknown, Tell, Versioned
+from dlog.machine import Emit, Missing, Outcome, OutcomeUnknown, Versioned
 
 CHAIN_MAX = 127  # stored in seven bits of a ledger's row
 NEVER_SEEN = 0
@@ -262,7 +262,7 @@ class GarbageCollector:
                 f"metadata is another cluster's, give the bookie its own ZooKeeper: theirs={fact.instance} "
                 f"ours={self._instance}"
             )
-            return [Tell(CollectionRefused(reason)), *self._end(reason)]
+            return [Emit(CollectionRefused(reason)), *self._end(reason)]
         if isinstance(fact.outcome, Missing):
             mark = None
         elif isinstance(fact.outcome, Versioned):
@@ -286,13 +286,13 @@ class GarbageCollector:
             self._chain = max([record.chain, *due.known.values()]) + 1
             if record.mark:
                 self._found.clear()  # perhaps found in the metadata that was replaced
-                effects.append(Tell(MetadataChainBroken(record.chain)))
+                effects.append(Emit(MetadataChainBroken(record.chain)))
                 self._remark = (
                     "metadata lacks this bookie's last mark: ledgers missing from it are kept, see docs/restore.md"
                 )
         if self._chain > CHAIN_MAX:
             reason = "metadata was replaced too often, start a new bookie on empty directories"
-            return [*effects, Tell(CollectionRefused(reason)), *self._end(reason)]
+            return [*effects, Emit(CollectionRefused(reason)), *self._end(reason)]
         known = frozenset(due.known)
         if due.collects:
             return [*effects, ListLedgers(known)]

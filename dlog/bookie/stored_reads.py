@@ -17,7 +17,7 @@ from dlog.bookie.cache import ReadCache, WriteCache
 from dlog.bookie.events import EntryDamaged
 from dlog.bookie.messages import Fetch, Fetched
 from dlog.bookie.options import BookieOptions
-from dlog.machine import Tell
+from dlog.machine import Emit
 from dlog.wire.bookie import Code
 from dlog.wire.framing import Buffer
 
@@ -115,7 +115,7 @@ class StoredReads:
         nothing: Outcome = Code.NO_ENTRY
         if fact.damage:
             nothing = Code.IO_ERROR
-            out.append(Tell(EntryDamaged(fetching.ledger, first, fact.damage)))
+            out.append(Emit(EntryDamaged(fetching.ledger, first, fact.damage)))
         elif self._limbo:
             nothing = Code.IO_ERROR
         elif fetching.checkpoints != self.checkpoints:

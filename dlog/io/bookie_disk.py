@@ -64,7 +64,7 @@ class BookieDisk:
         *,
         post: Post,
         on_failed: Callable[[BaseException], None],
-        tell: Callable[[Event], None],
+        on_event: Callable[[Event], None],
     ) -> None:
         """post, on_failed and tell are called in worker threads."""
         self._disk = disk
@@ -73,7 +73,7 @@ class BookieDisk:
         self._directories = directories
         self._post = post
         self._on_failed = on_failed
-        self._tell = tell
+        self._on_event = on_event
         self._stopped = False
         self._journals = JournalWriters(opened.journals, options.journal_group_bytes_max, post=post)
         self._flush_number = 0
@@ -236,9 +236,9 @@ class BookieDisk:
             stored = self._dirs.entry_runs(wanted.ledger)
             listed = list_of([self._until_stopped(runs) for runs in stored], wanted.in_memory)
         except DamagedError as error:
-            self._tell(EntryDamaged(wanted.ledger, -1, error.message))
+            self._on_event(EntryDamaged(wanted.ledger, -1, error.message))
         except OSError as error:
-            self._tell(EntryDamaged(wanted.ledger, -1, f"the disk cannot be read: {error.strerror}"))
+            self._on_event(EntryDamaged(wanted.ledger, -1, f"the disk cannot be read: {error.strerror}"))
         self._post(StoredListed(wanted.token, listed))
 
     def _summarize(self, wanted: SummarizeStored) -> None:
@@ -248,9 +248,9 @@ class BookieDisk:
         try:
             summary = summary_of(wanted, self._dirs.outlines(asked.ledger))
         except DamagedError as error:
-            self._tell(EntryDamaged(asked.ledger, asked.first, error.message))
+            self._on_event(EntryDamaged(asked.ledger, asked.first, error.message))
         except OSError as error:
-            self._tell(EntryDamaged(asked.ledger, asked.first, f"the disk cannot be read: {error.strerror}"))
+            self._on_event(EntryDamaged(asked.ledger, asked.first, f"the disk cannot be read: {error.strerror}"))
         self._post(StoredSummarized(wanted.token, summary))
 
     def _space(self, on_done: Callable[[tuple[int, int] | None], object]) -> None:
@@ -276,14 +276,14 @@ class BookieDisk:
         failed = self._dirs.bury(bury.ledgers)
         for reason in sorted(set(failed.values())):
             self._bury_failure = f"no space to record which ledgers are deleted: {reason}"
-            self._tell(CollectionFailed(self._bury_failure))
+            self._on_event(CollectionFailed(self._bury_failure))
         self._buried += len(bury.ledgers) - len(failed)
         self._post(LedgersMarkedDeleted(bury.ledgers, frozenset(failed)))
 
     def _drop_entries(self, wanted: IndexWithout) -> None:
         failed = self._dirs.drop_entries(wanted.rows)
         for reason in sorted(set(failed.values())):
-            self._tell(CollectionFailed(f"copies that were moved to other bookies are kept: {reason}"))
+            self._on_event(CollectionFailed(f"copies that were moved to other bookies are kept: {reason}"))
         self._post(IndexRewritten(tuple(row.ledger for row in wanted.rows), frozenset(failed)))
 
     def _free(self, on_done: Callable[[CollectionResult], object]) -> None:
@@ -298,9 +298,9 @@ class BookieDisk:
         metrics.GC_DEAD_BYTES.set(usage.dead_bytes)
         metrics.GC_RECLAIMED_BYTES.inc(usage.reclaimed_bytes)
         for reason in usage.failures:
-            self._tell(CollectionFailed(reason))
+            self._on_event(CollectionFailed(reason))
         if buried or usage.reclaimed_bytes:
-            self._tell(LedgersCollected(buried, usage.reclaimed_bytes, usage.live_bytes, usage.dead_bytes))
+            self._on_event(LedgersCollected(buried, usage.reclaimed_bytes, usage.live_bytes, usage.dead_bytes))
         self._look_at_space()
         return CollectionResult(buried, usage.reclaimed_bytes, "; ".join(filter(None, (failure, *usage.failures))))
 
@@ -311,17 +311,17 @@ class BookieDisk:
             metrics.GC_COPIED_BYTES.inc(copied or 0)
             self._merge()
         except DamagedError as error:
-            self._tell(CollectionFailed(error.message))
+            self._on_event(CollectionFailed(error.message))
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
-            self._tell(CollectionFailed(f"no space to compact an entry log: {error.strerror}"))
+            self._on_event(CollectionFailed(f"no space to compact an entry log: {error.strerror}"))
             copied = None
         self._threads.to_loop(on_done, copied)
 
     def _merge(self) -> None:
         try:
-            self._dirs.merge_runs(self._tell)
+            self._dirs.merge_runs(self._on_event)
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise

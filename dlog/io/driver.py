@@ -28,6 +28,7 @@ from dlog.machine import (
     Asked,
     CancelTimer,
     CompareAndSet,
+    Emit,
     Fact,
     Machine,
     MetadataSeen,
@@ -40,7 +41,6 @@ from dlog.machine import (
     SeenOutcome,
     Send,
     SetTimer,
-    Tell,
     TimerFired,
     Token,
 )
@@ -70,7 +70,7 @@ class Driver:
     send: starts sending a message to a peer; an OSError or DLogError that it raises becomes PeerLost.
     metadata: performs ReadMetadata and CompareAndSet; None: these effects fail an assertion.
     persist: performs Persist, and posts `Persisted` back later.
-    on_event: gets the event of each `Tell`.
+    on_event: gets the event of each `Emit`.
     requests_max: pending requests at most.
     shared: shared timers of this process; None: each timer is one of the event loop.
     """
@@ -431,7 +431,7 @@ class Driver:
         assert self._persist is not None, f"no storage given: actor={self.name}"
         self._persist(effect.token, effect.data)
 
-    def _perform_tell(self, effect: Tell) -> None:
+    def _perform_emit(self, effect: Emit) -> None:
         self._on_event(effect.event)
 
 
@@ -443,5 +443,5 @@ _PERFORM: dict[type[Any], Callable[[Driver, Any], None]] = {
     ReadMetadata: Driver._perform_metadata,
     CompareAndSet: Driver._perform_metadata,
     Persist: Driver._perform_persist,
-    Tell: Driver._perform_tell,
+    Emit: Driver._perform_emit,
 }

@@ -47,7 +47,7 @@ async def open_kafka_store(
     rng: Random,
     *,
     creates: bool = False,
-    tell: Callable[[Event], None] = lambda _: None,
+    on_event: Callable[[Event], None] = lambda _: None,
 ) -> AsyncIterator[KafkaStore]:
     """The store, open in the scope. creates: record a namespace if there is none, at the first use, and delete regions
     without segments from time to time. Raises ConfigError, with `creates` also if the topics answer and are not those
@@ -68,7 +68,7 @@ async def open_kafka_store(
         store = KafkaStore(
             topics,
             _finder(topics, options.topics, read_namespace, record_namespace, rng),
-            _starter(topics, tell),
+            _starter(topics, on_event),
             options,
             rng,
             batch_bytes_max=batch_bytes_max,
@@ -99,11 +99,11 @@ async def _check_at_start(topics: Topics, address: str, read: Callable[[], Await
     raise WrongTopicsError(f"{wrong_topics(recorded)} topics={address}")
 
 
-def _starter(topics: Topics, tell: Callable[[Event], None]) -> StartActor:
+def _starter(topics: Topics, on_event: Callable[[Event], None]) -> StartActor:
     def start(namespace: str, region: str, machine: Machine) -> RegionActor:
         region_topics = RegionTopics(topics, topic_names(namespace, region), is_owner=isinstance(machine, RegionOwner))
-        driver = region_driver(machine, f"region {region}", region_topics, tell, requests_max=REQUESTS_MAX)
-        driver.begin(lambda _, error: tell_failure(tell, region_number(region), error))
+        driver = region_driver(machine, f"region {region}", region_topics, on_event, requests_max=REQUESTS_MAX)
+        driver.begin(lambda _, error: tell_failure(on_event, region_number(region), error))
         return driver
 
     return start

@@ -629,7 +629,7 @@ class Ledgers:
         return driver
 
     def _note_event(self, event: Event) -> None:
-        """Tell an event of a machine."""
+        """Emit an event of a machine."""
         self._on_event(event)
         if isinstance(event, BookieLost):
             self._note_failure(BookieId(event.peer))

@@ -66,7 +66,7 @@ def setup(log_format: str | None = None, *, level: str = "info", **bound: Any) -
     _log = structlog.get_logger("dlog").bind(**bound)
 
 
-def tell(event: Event) -> None:
+def log_event(event: Event) -> None:
     """Log one event if its level is at or above the threshold."""
     number = LEVELS[event.level]
     if number >= _threshold:

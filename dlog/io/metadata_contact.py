@@ -17,9 +17,9 @@ from dlog.io.metrics import METADATA_CONNECTED
 
 
 @contextmanager
-def connection_events(metadata: MetadataSession, tell: Callable[[Event], None]) -> Iterator[None]:
+def connection_events(metadata: MetadataSession, on_event: Callable[[Event], None]) -> Iterator[None]:
     """Report each loss and return of the metadata connection in this context."""
-    contact = _Contact(tell)
+    contact = _Contact(on_event)
     unsubscribe = metadata.on_state(contact.hear)
     METADATA_CONNECTED.set(1)
     contact.hear(metadata.state)
@@ -32,8 +32,8 @@ def connection_events(metadata: MetadataSession, tell: Callable[[Event], None]) 
 class _Contact:
     """Tracks when the connection was lost."""
 
-    def __init__(self, tell: Callable[[Event], None]) -> None:
-        self._tell = tell
+    def __init__(self, on_event: Callable[[Event], None]) -> None:
+        self._on_event = on_event
         self._now_s = asyncio.get_running_loop().time
         self._lost_s: float | None = None
         self._session_ended = False
@@ -45,9 +45,9 @@ class _Contact:
             if self._lost_s is None:
                 self._lost_s = self._now_s()
                 METADATA_CONNECTED.set(0)
-                self._tell(MetadataLost())
+                self._on_event(MetadataLost())
         elif self._lost_s is not None:
             away_s = round(self._now_s() - self._lost_s, 3)
             session_ended, self._lost_s, self._session_ended = self._session_ended, None, False
             METADATA_CONNECTED.set(1)
-            self._tell(MetadataRegained(away_s, session_ended))
+            self._on_event(MetadataRegained(away_s, session_ended))

@@ -116,7 +116,7 @@ _registry: Any = None  # Prometheus' registry, once this process serves metrics
 
 
 def count(event: Event) -> None:
-    """Count one event by its name; an event subscriber like dlog.io.logs.tell."""
+    """Count one event by its name; an event subscriber like dlog.io.logs.log_event."""
     _events[event.name] = _events.get(event.name, 0) + 1
 
 

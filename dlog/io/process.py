@@ -222,7 +222,7 @@ def _tell_stall(late_s: float) -> None:
     metrics.LOOP_STALLS.inc()
     metrics.LOOP_STALL_SECONDS.inc(late_s)
     if late_s > STALL_TOLD_S:
-        logs.tell(LoopStalled(round(late_s * 1000, 1)))
+        logs.log_event(LoopStalled(round(late_s * 1000, 1)))
 
 
 def _say(error: DLogError) -> int:

@@ -46,7 +46,7 @@ async def open_s3_direct_store(
     rng: Random,
     *,
     creates: bool = False,
-    tell: Callable[[Event], None] = lambda _: None,
+    on_event: Callable[[Event], None] = lambda _: None,
 ) -> AsyncIterator[S3DirectStore]:
     """The store, open in the scope. read_cluster, record_cluster: the name of the cluster's folder in metadata.
 
@@ -65,7 +65,9 @@ async def open_s3_direct_store(
             )
         if creates and await read_cluster() is not None:
             await _check_at_start(find)
-        async with S3DirectStore(objects, find, options, rng, creates=creates, span_of=entry_span, tell=tell) as store:
+        async with S3DirectStore(
+            objects, find, options, rng, creates=creates, span_of=entry_span, on_event=on_event
+        ) as store:
             yield store
 
 

@@ -45,8 +45,8 @@ class S3Access:
     members: Membership | None = None
 
 
-def machine_starter(tell: Callable[[Event], None]) -> StartMachine:
-    """Starts machines with the driver of this package. tell: gets WorkFailed for one that a defect ended."""
+def machine_starter(on_event: Callable[[Event], None]) -> StartMachine:
+    """Starts machines with the driver of this package. on_event: gets WorkFailed for one that a defect ended."""
 
     def start(
         name: str,
@@ -57,15 +57,17 @@ def machine_starter(tell: Callable[[Event], None]) -> StartMachine:
         on_end: Callable[[], None],
     ) -> Driver:
         driver = Driver(machine, name=name, send=send, on_event=on_event, requests_max=REQUESTS_MAX)
-        driver.begin(partial(_ended, tell, on_end))
+        driver.begin(partial(_ended, on_event, on_end))
         return driver
 
     return start
 
 
-def _ended(tell: Callable[[Event], None], on_end: Callable[[], None], driver: Driver, error: Exception | None) -> None:
+def _ended(
+    on_event: Callable[[Event], None], on_end: Callable[[], None], driver: Driver, error: Exception | None
+) -> None:
     if error is not None:
-        tell(WorkFailed(driver.name, "\n".join([repr(error), *getattr(error, "__notes__", ())])))
+        on_event(WorkFailed(driver.name, "\n".join([repr(error), *getattr(error, "__notes__", ())])))
     on_end()
 
 
@@ -81,7 +83,7 @@ async def open_s3_store(
     node: NodeId | None = None,
     processes: Processes | None = None,
     check_objects: Callable[[], Awaitable[None]] | None = None,
-    tell: Callable[[Event], None] = lambda _: None,
+    on_event: Callable[[Event], None] = lambda _: None,
 ) -> AsyncIterator[S3Store]:
     """The store, open in the scope. See S3Store. stores: those of this process, by name, which may have logs of nodes.
 
@@ -90,7 +92,7 @@ async def open_s3_store(
     chosen = stores[choose_metadata_store(stores, options.wal)]
     wal = chosen if chosen.capabilities.is_written else None
     wals = {name: store for name, store in stores.items() if name in WAL_STORES}
-    start = machine_starter(tell)
+    start = machine_starter(on_event)
     async with S3Store(
         metadata,
         objects,
@@ -104,7 +106,7 @@ async def open_s3_store(
         node=node,
         processes=processes,
         check_objects=check_objects,
-        tell=tell,
+        on_event=on_event,
     ) as store:
         yield store
 
@@ -131,7 +133,7 @@ async def open_cluster_s3_store(
     stores: Mapping[str, SegmentStore],
     options: ObjectsOptions,
     rng: Random,
-    tell: Callable[[Event], None],
+    on_event: Callable[[Event], None],
 ) -> AsyncIterator[S3Store]:
     """The store on the metadata stream of the cluster, open in the scope.
 
@@ -156,7 +158,7 @@ async def open_cluster_s3_store(
             node=access.node,
             processes=processes,
             check_objects=direct.check_root,
-            tell=tell,
+            on_event=on_event,
         ) as store,
     ):
         yield store

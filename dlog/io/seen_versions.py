@@ -83,7 +83,7 @@ class SeenVersions:
                 f"epoch={now.epoch} epoch_seen={before.epoch} version={now.owner} version_seen={before.owner}"
             )
             event = MetadataWentBack(stream, now.epoch, before.epoch, now.owner, before.owner)
-            logs.tell(event)
+            logs.log_event(event)
             metrics.count(event)
             raise MetadataWentBackError(text)
         self.saw(stream, version)

@@ -109,7 +109,7 @@ async def open_stores(
     writable: Sequence[str] = (),
     creates: bool = False,
     s3: S3Access | None = None,
-    tell: Callable[[Event], None] = lambda _: None,
+    on_event: Callable[[Event], None] = lambda _: None,
 ) -> AsyncIterator[Mapping[str, SegmentStore]]:
     """Stores by name, open in the scope. s3: without it that store is left out.
 
@@ -129,7 +129,7 @@ async def open_stores(
         for name in names:
             if name == FileStore.name:
                 recorded = await identities.read_store_identity(name)
-                opening = open_file_store(options.file, rng, creates=creates and recorded is None, tell=tell)
+                opening = open_file_store(options.file, rng, creates=creates and recorded is None, on_event=on_event)
                 stores[name] = store = await stack.enter_async_context(opening)
                 if creates and recorded is None:
                     await identities.record_store_identity(name, store.identity)
@@ -147,7 +147,7 @@ async def open_stores(
                     partial(identities.record_store_identity, name),
                     rng,
                     creates=creates,
-                    tell=tell,
+                    on_event=on_event,
                 )
                 stores[name] = await stack.enter_async_context(opening_topics)
             elif name == S3DirectStore.name:
@@ -157,14 +157,14 @@ async def open_stores(
                     partial(identities.record_store_identity, name),
                     rng,
                     creates=creates,
-                    tell=tell,
+                    on_event=on_event,
                 )
                 stores[name] = direct = await stack.enter_async_context(opening_objects)
             elif name == LedgerStore.name:
                 stores[name] = LedgerStore(ledgers)
                 stack.push_async_callback(stores[name].close)
         if S3 in names and s3 is not None:
-            opening_s3 = open_cluster_s3_store(s3, direct, stores, options.objects, rng, tell)
+            opening_s3 = open_cluster_s3_store(s3, direct, stores, options.objects, rng, on_event)
             on_objects = await stack.enter_async_context(opening_s3)
             stores = {name: on_objects if name == S3 else stores[name] for name in names}
         objects = await stack.enter_async_context(Objects(options.cold))
@@ -174,14 +174,14 @@ async def open_stores(
 
 @asynccontextmanager
 async def open_file_store(
-    options: FileStoreOptions, rng: Random, *, creates: bool = False, tell: Callable[[Event], None] = lambda _: None
+    options: FileStoreOptions, rng: Random, *, creates: bool = False, on_event: Callable[[Event], None] = lambda _: None
 ) -> AsyncIterator[FileStore]:
     """The file store, open in the scope. creates: see `open_stores`. Raises ConfigError."""
     if not options.directory:
         raise ConfigError("the file store needs a directory: set `directory` in [file], or DLOG_FILE_DIRECTORY")
     disk = RealDisk()
     reserve = SpaceReserve(disk, options.directory, options.reserve_bytes)
-    store = FileStore(disk, RealThreads(asyncio.get_running_loop()), rng, options, reserve, tell=tell)
+    store = FileStore(disk, RealThreads(asyncio.get_running_loop()), rng, options, reserve, on_event=on_event)
     try:
         with named_errors(options.directory):
             await store.open(creates=creates)

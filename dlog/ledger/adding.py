@@ -52,6 +52,7 @@ from dlog.machine import (
     CancelTimer,
     Conflict,
     Effect,
+    Emit,
     Fact,
     MetadataSeen,
     Missing,
@@ -61,7 +62,6 @@ from dlog.machine import (
     Refused,
     Send,
     SetTimer,
-    Tell,
     Ticket,
     TimerFired,
     Versioned,
@@ -328,7 +328,7 @@ class LedgerAdder:
             if self._suspects:
                 self._suspects.pop(bookie, None)
         elif code is Code.FENCED:
-            self._effects.append(Tell(LedgerFenced(self.ledger, bookie)))
+            self._effects.append(Emit(LedgerFenced(self.ledger, bookie)))
             self._die(
                 LedgerFencedError(
                     f"another client took over the ledger, use a new one: ledger={self.ledger} bookie={bookie}"
@@ -383,7 +383,7 @@ class LedgerAdder:
                     self._die(NotEnoughBookiesError(why, outcome_unknown=True))
 
     def _tell_lac(self) -> None:
-        """Tell the bookies the LAC, unless an entry has carried it meanwhile; again after a connection was lost."""
+        """Send the bookies the LAC, unless an entry has carried it meanwhile; again after a connection was lost."""
         lac = self._window.lac
         if lac > self._told_lac:
             self._told_lac = lac
@@ -412,7 +412,7 @@ class LedgerAdder:
         if value.state is LedgerState.CLOSED and self._closing is not None and self._is_our_end(value):
             self._take_in(value)
         elif value.state is not LedgerState.OPEN or last.first_entry > self.lac + 1:
-            self._effects.append(Tell(LedgerFenced(self.ledger, METADATA_PEER)))
+            self._effects.append(Emit(LedgerFenced(self.ledger, METADATA_PEER)))
             state = value.state.name.lower()
             self._die(
                 LedgerFencedError(
@@ -433,7 +433,7 @@ class LedgerAdder:
         self._metadata = value
         self._drop_timer("give_up")
         if value.is_closed:
-            self._effects.append(Tell(LedgerClosed(self.ledger, value.last_entry, value.length)))
+            self._effects.append(Emit(LedgerClosed(self.ledger, value.last_entry, value.length)))
             self._die(ClosedError(f"the ledger is closed: ledger={self.ledger}"))
         else:
             self._adopt(value)
@@ -450,7 +450,7 @@ class LedgerAdder:
             self._told_lost -= set(old)
             self._effects += self._window.adopt(last.ensemble)
             self._suspects = {bookie: ticks for bookie, ticks in self._suspects.items() if bookie in last.ensemble}
-            self._effects.append(Tell(EnsembleChanged(self.ledger, last.first_entry, replaced)))
+            self._effects.append(Emit(EnsembleChanged(self.ledger, last.first_entry, replaced)))
         self._replacement_due = True
 
     # ---- consequences ------------------------------------------------------------------------------------------------
@@ -483,7 +483,7 @@ class LedgerAdder:
         news = [bookie for bookie in window.failed if bookie not in self._told_lost]
         for bookie in news:
             self._told_lost |= {bookie}
-            self._effects.append(Tell(BookieLost(bookie, window.failed[bookie])))
+            self._effects.append(Emit(BookieLost(bookie, window.failed[bookie])))
         if self._options.delayed_change:
             self._suspects = dict.fromkeys(window.failed, 0) | self._suspects
             self._watch_suspects()
@@ -546,7 +546,7 @@ class LedgerAdder:
             return None
         if shortage := self._placement.shortage(quorum, ensemble):  # told first: a write may take effect unnoticed
             told = PlacementNotKept(self.ledger, EntryId(self.lac + 1), ensemble, shortage)
-            self._effects.append(Tell(told))
+            self._effects.append(Emit(told))
         return self._metadata.with_ensemble(EntryId(self.lac + 1), ensemble)
 
     def _readmit(self) -> None:

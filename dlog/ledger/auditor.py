@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from dlog.errors import DLogError, Remedy
 from dlog.ledger.events import AuditEnded, BookieMissing, LedgerMisplaced, LedgerNotAudited
 from dlog.ledger.placement_policy import Locate, policy_of
-from dlog.machine import Missing, OutcomeUnknown, Refused, SeenOutcome, Tell, Versioned
+from dlog.machine import Emit, Missing, OutcomeUnknown, Refused, SeenOutcome, Versioned
 from dlog.model.ids import BookieId, LedgerId
 from dlog.model.ledger import LedgerMetadata
 from dlog.model.location import NetworkLocation
@@ -116,7 +116,7 @@ class MarkLedger:
     bookies: frozenset[BookieId]
 
 
-AuditorEffect = Scan | MarkLedger | Tell
+AuditorEffect = Scan | MarkLedger | Emit
 
 
 class Auditor:
@@ -187,7 +187,7 @@ class Auditor:
             if now_s - since_s >= self._delay_s and bookie not in self._paused:
                 del self._absent_s[bookie]
                 self._due_s = now_s  # if a scan runs, another one follows
-                effects.append(Tell(BookieMissing(bookie, round(now_s - since_s, 1))))
+                effects.append(Emit(BookieMissing(bookie, round(now_s - since_s, 1))))
         return effects
 
     def _listing_failed(self, now_s: float) -> list[AuditorEffect]:
@@ -256,7 +256,7 @@ class Auditor:
         if error.remedy is Remedy.RETRY:
             self._unread += 1
             return []
-        return [Tell(LedgerNotAudited(ledger, error.message))]
+        return [Emit(LedgerNotAudited(ledger, error.message))]
 
     def _end(self, reason: str) -> list[AuditorEffect]:
         self._is_scanning = False
@@ -267,8 +267,8 @@ class Auditor:
         if self._checks_placement and not reason and not self._unread:  # else the next scan looks again
             self.misplaced = misplaced = self._misplaced
             self._placement_due_s = self._began_s + self._options.placement_check_s
-            effects += [Tell(event) for event in self._named]
+            effects += [Emit(event) for event in self._named]
         self._named = []
         if self._marked or self._unread or reason or misplaced:
-            effects.append(Tell(AuditEnded(self._marked, self._unread, reason, misplaced)))
+            effects.append(Emit(AuditEnded(self._marked, self._unread, reason, misplaced)))
         return effects

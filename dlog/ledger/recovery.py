@@ -51,6 +51,7 @@ from dlog.machine import (
     Asked,
     Conflict,
     Effect,
+    Emit,
     Fact,
     MetadataSeen,
     Missing,
@@ -58,7 +59,6 @@ from dlog.machine import (
     PeerLost,
     Received,
     Refused,
-    Tell,
     Ticket,
     TimerFired,
 )
@@ -246,7 +246,7 @@ class LedgerRecoverer:
         digest = Digest(self.ledger, value.digest, value.password if self._password is None else self._password)
         request = ReadEntry(self.ledger, NO_ENTRY, fence=True, master_key=digest.master_key, high_priority=True)
         self._stage = LastEntryPoll(request, value, digest, EntryId(last.first_entry - 1))
-        self._effects.append(Tell(LedgerRecoveryStarted(self.ledger, last.ensemble)))
+        self._effects.append(Emit(LedgerRecoveryStarted(self.ledger, last.ensemble)))
         self._stage.ask(self._effects)
 
     def _settle(self) -> None:
@@ -272,7 +272,7 @@ class LedgerRecoverer:
         """Look for entries after the LAC, now that every possible ack quorum has a fenced member."""
         assert fence.is_complete(), "no search before fence coverage"
         assert fence.lac >= fence.metadata.fragments[-1].first_entry - 1, "the search stays in the last fragment"
-        self._effects.append(Tell(LedgerRecoveryFenced(self.ledger, fence.lac, fence.answered)))
+        self._effects.append(Emit(LedgerRecoveryFenced(self.ledger, fence.lac, fence.answered)))
         self._retries.attempts = 0
         ahead = self._options.ahead_entries_max
         writer = RecoveryWriter(fence, self._pool, ahead, self._retries)
@@ -313,7 +313,7 @@ class LedgerRecoverer:
         if isinstance(self._stage, Closing):
             readded, last_payloads = self._stage.readded, self._stage.last_payloads(value.last_entry)
         self.result = Recovered(value.last_entry, value.length, value, readded, last_payloads)
-        self._effects.append(Tell(LedgerRecovered(self.ledger, value.last_entry, readded)))
+        self._effects.append(Emit(LedgerRecovered(self.ledger, value.last_entry, readded)))
         self._effects += [Answer(ticket, self.result) for ticket in self._tickets]
         self._end()
 

@@ -8,7 +8,7 @@ from dlog.ledger.last_entries import LastEntryPoll
 from dlog.ledger.placement import Placement
 from dlog.ledger.recovery_retries import RecoveryRetries
 from dlog.ledger.window import Window
-from dlog.machine import Effect, Tell
+from dlog.machine import Effect, Emit
 from dlog.model.ids import BookieId, EntryId
 from dlog.wire.bookie import AddEntry, Code, EntryAdded
 from dlog.wire.digest import Entry
@@ -177,6 +177,6 @@ class RecoveryWriter:
         for bookie in found.values():
             self._owed[bookie] = {send.message.entry for send in sends if send.peer == bookie}
         replaced = tuple((str(old[i]), str(new)) for i, new in found.items())
-        out.append(Tell(EnsembleChanged(ledger, first, replaced)))
+        out.append(Emit(EnsembleChanged(ledger, first, replaced)))
         if shortage := self._pool.placement.shortage(window.quorum, ensemble):
-            out.append(Tell(PlacementNotKept(ledger, first, ensemble, shortage)))
+            out.append(Emit(PlacementNotKept(ledger, first, ensemble, shortage)))

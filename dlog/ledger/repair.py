@@ -52,6 +52,7 @@ from dlog.machine import (
     Asked,
     Conflict,
     Effect,
+    Emit,
     Fact,
     MetadataSeen,
     Missing,
@@ -59,7 +60,6 @@ from dlog.machine import (
     PeerLost,
     Received,
     Refused,
-    Tell,
     Ticket,
     TimerFired,
 )
@@ -313,7 +313,7 @@ class LedgerRepairer:
             self._next_stripe()
             return
         if shortage := self._placement.shortage(value.quorum, new):  # told first: a write may take effect unnoticed
-            self._effects.append(Tell(PlacementNotKept(self.ledger, stripe.first, new, shortage)))
+            self._effects.append(Emit(PlacementNotKept(self.ledger, stripe.first, new, shortage)))
         self._stage = change
         self._update.write(changed, self._effects)
 
@@ -321,7 +321,7 @@ class LedgerRepairer:
         self._value, self._retries.attempts, self._restarts = value, 0, 0
         made = Replaced(done.stripe.first, done.stripe.bookie, done.new)
         self._result = replace(self._result, replaced=(*self._result.replaced, made))
-        self._effects.append(Tell(EnsembleChanged(self.ledger, made.first_entry, ((made.old, made.new),))))
+        self._effects.append(Emit(EnsembleChanged(self.ledger, made.first_entry, ((made.old, made.new),))))
         self._keep(done.stripe, done.kept)
         self._next_stripe()
 
@@ -493,7 +493,7 @@ class LedgerRepairer:
         result = replace(self._result, waits=OPEN_LEDGER if undecided and not value.is_closed else "")
         replaced = tuple((str(made.old), str(made.new)) for made in result.replaced)
         self._effects.append(
-            Tell(LedgerRepaired(self.ledger, result.copied_entries, replaced, len(result.unreadable), result.waits))
+            Emit(LedgerRepaired(self.ledger, result.copied_entries, replaced, len(result.unreadable), result.waits))
         )
         self._answer(result)
 

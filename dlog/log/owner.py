@@ -101,11 +101,11 @@ from dlog.machine import (
     Asked,
     CancelTimer,
     Effect,
+    Emit,
     Fact,
     MetadataSeen,
     PeerLost,
     Received,
-    Tell,
     Ticket,
     TimerFired,
 )
@@ -354,7 +354,7 @@ class StreamOwnerMachine:
         """The claim succeeded: delete what earlier owners left, and recover the stream."""
         t = self._context
         t.hold()
-        t.out.append(Tell(StreamOwned(t.stream, t.claim.epoch, t.claim.previous.proxy)))
+        t.out.append(Emit(StreamOwned(t.stream, t.claim.epoch, t.claim.previous.proxy)))
         if t.value.allocated:
             self._truncating.delete_allocated(t.value.allocated, t.value.max_segment + 1)
         self._truncating.delete_next()
@@ -387,7 +387,7 @@ class StreamOwnerMachine:
                 self._truncating.delete_allocated(name, segment.number)
                 self._trouble()  # another writer took the number: recover the segment that it began
             case CompleteSegment(number, _, end):
-                t.out.append(Tell(SegmentCompleted(t.stream, number, end.last_entry, end.records)))
+                t.out.append(Emit(SegmentCompleted(t.stream, number, end.last_entry, end.records)))
                 self._expiring.look()
             case DropEmptySegment(number, location, name):
                 if t.value.has_dropped(number, location):  # false if a Java writer completed the empty segment
@@ -432,7 +432,7 @@ class StreamOwnerMachine:
             case ListImportedSegments() | RecordSinkBatch() | SetSegmentLocation():
                 self._importing.refused(change, error)
             case Touch() | Expire() | MarkTruncated() | ForgetTruncated() | Allocate() | Deallocate():
-                t.out.append(Tell(ChangeRefused(t.stream, type(change).__name__, error.message)))
+                t.out.append(Emit(ChangeRefused(t.stream, type(change).__name__, error.message)))
             case _:
                 t.claim.lose(error)  # without this change no segment can be started or completed
 
@@ -530,7 +530,7 @@ class StreamOwnerMachine:
             self._trouble()  # the store reports another end than expected: recovery decides
             return
         end = t.writing.end_of_current()
-        t.out.append(Tell(LacMoved(t.stream, number, end.last_entry, True)))
+        t.out.append(Emit(LacMoved(t.stream, number, end.last_entry, True)))
         if self._importing.is_sealing:
             self._importing.sealed(segment, end)
             return
@@ -625,7 +625,7 @@ class StreamOwnerMachine:
         t = self._context
         t.enter(Phase.SEALED)
         self._takeover.stop()
-        t.out.append(Tell(StreamSealed(t.stream, t.value.max_segment)))
+        t.out.append(Emit(StreamSealed(t.stream, t.value.max_segment)))
         self._cancel_timers()
         self._expiring.look()
         self._answer_takers(t.value.max_segment)
@@ -636,7 +636,7 @@ class StreamOwnerMachine:
     def _end_released(self) -> None:
         t = self._context
         t.enter(Phase.RELEASED)
-        t.out.append(Tell(StreamReleased(t.stream, self.epoch)))
+        t.out.append(Emit(StreamReleased(t.stream, self.epoch)))
         t.out.extend(Answer(ticket, None) for ticket in self._releasers)
         self._releasers = ()
         gone = StreamUnavailableError("the stream was handed over, ask again for its owner")
@@ -649,7 +649,7 @@ class StreamOwnerMachine:
         certain, was_held = error, t.is_held
         t.enter(Phase.LOST)
         if was_held:
-            t.out.append(Tell(ClaimLost(t.stream, self.epoch, error.message)))
+            t.out.append(Emit(ClaimLost(t.stream, self.epoch, error.message)))
             if isinstance(error, OwnedElsewhereError):
                 certain = _lost(error)
         self._fail_everybody(certain, ClaimLostError(error.message, location=error.location), _not_taken(certain))

@@ -19,7 +19,7 @@ from dlog.log.packing import OpenSegment
 from dlog.log.producer_table import ProducerTable
 from dlog.log.segment_deletion import SegmentDeleter
 from dlog.log.writing import EntryWriter
-from dlog.machine import Effect, Send, Tell
+from dlog.machine import Effect, Emit, Send
 from dlog.model.ids import NO_ENTRY, SegmentNumber, Txid
 from dlog.model.segment import Location, Segment, StreamKey, StreamMetadata
 from dlog.model.window import window_for
@@ -156,7 +156,7 @@ class OwnerContext:
         store = self.stores.get(segment.store, UNKNOWN_STORE)
         self.table.set_window(window_for(store.bytes_in_flight, self.options.window_min))
         self._opened = segment
-        self.out.append(Tell(SegmentStarted(self.stream, segment.number, segment.name)))
+        self.out.append(Emit(SegmentStarted(self.stream, segment.number, segment.name)))
         opened = OpenSegment(segment.number, segment.location, txid, store.visible_is_final, store.entries_in_flight)
         self.writing.begin_segment(opened, self.out)
 
@@ -166,7 +166,7 @@ class OwnerContext:
         opened = self._opened
         if opened is not None and self.value.has_dropped(opened.number, opened.location):
             self._opened = None
-            self.out.append(Tell(LacMoved(self.stream, opened.number, NO_ENTRY, True)))
+            self.out.append(Emit(LacMoved(self.stream, opened.number, NO_ENTRY, True)))
 
     def ask_seal(self) -> None:
         """Seal the current segment, once, when every appended entry is confirmed."""

@@ -33,7 +33,7 @@ from __future__ import annotations
 from dlog.events import RetentionHeld
 from dlog.log.changes import Expire, Touch
 from dlog.log.owner_context import OwnerContext, Phase
-from dlog.machine import SetTimer, Tell
+from dlog.machine import Emit, SetTimer
 
 RETENTION_TIMER = ("retention",)  # metadata was just changed: judge
 DUE_TIMER = ("due",)  # the oldest segment's retention is over by our clock
@@ -66,7 +66,7 @@ class RetentionChecker:
         else:
             self._wait(own_ms, t.options.clocks_apart_max_s)
             if Expire(max(own_ms, metadata_ms)).apply(t.value) != t.value:
-                t.out.append(Tell(RetentionHeld(t.stream, own_ms, metadata_ms)))
+                t.out.append(Emit(RetentionHeld(t.stream, own_ms, metadata_ms)))
 
     def due(self, now_s: float) -> None:
         """The timer for the oldest segment fired, which may be gone since."""

@@ -51,7 +51,7 @@ from dlog.log.messages import (
 from dlog.log.owner_context import OwnerContext
 from dlog.log.packing import OpenSegment
 from dlog.log.takeover import NO_OWNER, Takeover, Writer
-from dlog.machine import Answer, Send, Tell, Ticket
+from dlog.machine import Answer, Emit, Send, Ticket
 from dlog.model.dlsn import DLSN_INVALID
 from dlog.model.ids import NO_ENTRY, NO_TXID, SegmentNumber, Txid
 from dlog.model.segment import Location
@@ -333,8 +333,8 @@ class SegmentImport:
         found = [s for stage in change.stages if (s := t.value.segment_at(stage.location)) is not None]
         t.tell_dropped()  # before its number is reported again
         for s in found:
-            t.out.append(Tell(SegmentCompleted(t.stream, s.number, s.last_entry, s.record_count)))
-            t.out.append(Tell(LacMoved(t.stream, s.number, s.last_entry, True)))
+            t.out.append(Emit(SegmentCompleted(t.stream, s.number, s.last_entry, s.record_count)))
+            t.out.append(Emit(LacMoved(t.stream, s.number, s.last_entry, True)))
         t.writing.txid = max(t.writing.txid, *(s.end.last_txid for s in change.stages))
         if change.was_made(t.value):
             first = found[0].number if found else SegmentNumber(0)

@@ -19,7 +19,7 @@ from dlog.log.changes import AlterSettings, CompleteSegment, DropEmptySegment, R
 from dlog.log.messages import EntriesRead, SegmentRecovered, StoreFailed, WriteBatch
 from dlog.log.owner_context import OwnerContext, Phase
 from dlog.log.recovery import StreamRecovery
-from dlog.machine import Answer, SetTimer, Tell, Ticket
+from dlog.machine import Answer, Emit, SetTimer, Ticket
 from dlog.model.ids import NO_ENTRY, TXID_END_OF_STREAM
 from dlog.model.segment import Segment
 from dlog.stores.contract import StoreTooSmallError
@@ -126,7 +126,7 @@ class Takeover:
         if t.phase is not Phase.RECOVERING:
             return
         needs_bookies = isinstance(error, StoreTooSmallError)
-        t.out.append(Tell(StreamStalled(t.stream, error.message, needs_bookies)))
+        t.out.append(Emit(StreamStalled(t.stream, error.message, needs_bookies)))
         kind = NotEnoughBookiesError if needs_bookies else UnavailableError
         self.obstacle = kind(f"not written, no segment to write to: {error.message}")
         t.writing.refuse_waiting(self.obstacle, t.out)
@@ -173,7 +173,7 @@ class Takeover:
         self._recovery = self._last_change = None
         t.enter(Phase.SERVING)
         t.open(segment, segment.first_txid)
-        t.out.append(Tell(StreamReady(t.stream, t.claim.epoch, segment.number, recovery.recovered)))
+        t.out.append(Emit(StreamReady(t.stream, t.claim.epoch, segment.number, recovery.recovered)))
         self._writer.serving(segment)
 
     @property
@@ -202,8 +202,8 @@ class Takeover:
         self.table_known = True
         for number, end in recovery.ends.items():
             if end is not None and number not in recovery.removed:
-                t.out.append(Tell(LacMoved(t.stream, number, end.last_entry, True)))
-        t.out.extend(Tell(SegmentRemoved(t.stream, s.number, str(s.location))) for s in recovery.removed.values())
+                t.out.append(Emit(LacMoved(t.stream, number, end.last_entry, True)))
+        t.out.extend(Emit(SegmentRemoved(t.stream, s.number, str(s.location))) for s in recovery.removed.values())
         t.writing.packer.saw_time(recovery.unix_ms)
         t.writing.resolve(recovery.ends, recovery.locations(), t.out)
         t.writing.next_entry_floor = (recovery.next_number, 0)
@@ -232,7 +232,7 @@ class Takeover:
                 continue
             t.register.want(DropEmptySegment(number, location, allocated_name(location)))
             # Before its number is reported again: followers identify a segment by its number.
-            t.out.append(Tell(LacMoved(t.stream, number, NO_ENTRY, True)))
+            t.out.append(Emit(LacMoved(t.stream, number, NO_ENTRY, True)))
 
     # ---- own segment failed -----------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from dlog.events import SegmentDeleted
 from dlog.log.changes import Deallocate, ForgetTruncated, MarkTruncated, TruncateTo, allocated_location
 from dlog.log.owner_context import OwnerContext
 from dlog.log.segment_deletion import PendingDeletion
-from dlog.machine import Answer, Tell, Ticket
+from dlog.machine import Answer, Emit, Ticket
 from dlog.model.dlsn import DLSN, of
 from dlog.model.segment import Location, Segment
 
@@ -104,7 +104,7 @@ class StreamTruncation:
         """The portion is removed from metadata."""
         t = self._context
         portion, self._portion = self._portion, ()
-        t.out.extend(Tell(SegmentDeleted(t.stream, s.number, s.name)) for s in portion)
+        t.out.extend(Emit(SegmentDeleted(t.stream, s.number, s.name)) for s in portion)
         self.delete_next()
 
     def delete_allocated(self, name: str, number: int) -> None:

@@ -27,7 +27,7 @@ from dlog.log.messages import STORE, AppendEntry, BatchWritten, WriteBatch
 from dlog.log.options import OwnerOptions
 from dlog.log.packing import Buffer, OpenSegment, Packer, PendingEntry
 from dlog.log.producer_table import Batch, EntryPosition, Producer, ProducerTable
-from dlog.machine import Answer, Effect, Send, SetTimer, Tell, Ticket
+from dlog.machine import Answer, Effect, Emit, Send, SetTimer, Ticket
 from dlog.model.dlsn import of
 from dlog.model.ids import TXID_MAX, EntryId, SegmentNumber, Txid
 from dlog.model.segment import Location
@@ -206,7 +206,7 @@ class EntryWriter:
             confirmed.append(pending.parts)
         segment.lac = entry
         self.next_entry_floor = (number, entry + 1)
-        out.append(Tell(LacMoved(self.stream, number, entry, entries=tuple(confirmed))))
+        out.append(Emit(LacMoved(self.stream, number, entry, entries=tuple(confirmed))))
         if self.accepts_entries:
             self.cut(out)
             self._watch_lac(segment, out)

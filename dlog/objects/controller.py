@@ -37,7 +37,7 @@ from dlog.events import (
     ObjectsNotDeleted,
     UploadsExpired,
 )
-from dlog.machine import Answer, Tell, Ticket
+from dlog.machine import Answer, Emit, Ticket
 from dlog.model.object_streams import (
     KeyDeleted,
     MetadataRecord,
@@ -178,7 +178,7 @@ ControllerFact = (
     | SnapshotFailed
 )
 ControllerEffect = (
-    AppendEntry | DeleteObjects | WriteSnapshot | TruncateMetadata | DeleteSnapshots | Deposed | Answer | Tell
+    AppendEntry | DeleteObjects | WriteSnapshot | TruncateMetadata | DeleteSnapshots | Deposed | Answer | Emit
 )
 
 
@@ -254,9 +254,9 @@ class Controller:
         if self._later:
             self._record(())
             event = ObjectMetadataWentBack(self._later, self.image.version, self.image.objects.next_id)
-            self._after_confirmation([Tell(event)])
+            self._after_confirmation([Emit(event)])
             return self._take()
-        self._effects.append(Tell(ObjectControllerStarted(self._name, self.image.version)))
+        self._effects.append(Emit(ObjectControllerStarted(self._name, self.image.version)))
         self._effects += self._clean_up()
         return self._take()
 
@@ -282,13 +282,13 @@ class Controller:
             case ObjectsDeleted():
                 self._objects_deleted()
             case DeletionFailed(reason):
-                self._effects.append(Tell(ObjectsNotDeleted(len(self._deleting), reason)))
+                self._effects.append(Emit(ObjectsNotDeleted(len(self._deleting), reason)))
                 self._deleting = ()
             case SnapshotStored(size, crc):
                 self._snapshot_stored(size, crc)
             case SnapshotFailed(reason):
                 self._snapshot = None
-                self._effects.append(Tell(MetadataSnapshotFailed(self.image.version, reason)))
+                self._effects.append(Emit(MetadataSnapshotFailed(self.image.version, reason)))
         if not self.is_over and not self._later:
             self._write_snapshot(isinstance(fact, Ticked))
         return self._take()
@@ -351,7 +351,7 @@ class Controller:
         self._append_gathered()
         self._after_confirmation(
             [
-                Tell(ObjectNodeOpened(record.node, record.node_epoch, record.is_failover))
+                Emit(ObjectNodeOpened(record.node, record.node_epoch, record.is_failover))
                 for record in records
                 if isinstance(record, NodeOpened)
             ]
@@ -396,7 +396,7 @@ class Controller:
         self._appended = 0
         lost = _lost(error.message, outcome_unknown=True)
         self._effects += [Answer(ticket, lost) for ticket in sorted(self._tickets)]
-        self._effects += [Tell(ObjectControllerEnded(self._name, error.message)), Deposed(error)]
+        self._effects += [Emit(ObjectControllerEnded(self._name, error.message)), Deposed(error)]
         self._tickets.clear()
 
     # ---- deletion of objects ----------------------------------------------------------------------------------------
@@ -405,7 +405,7 @@ class Controller:
         expired = self.image.objects.expired(self._now_ms, self._options.delete_max)
         if expired:
             self._record((ObjectsMarked(tuple(expired), self._now_ms),))
-            self._after_confirmation([Tell(UploadsExpired(len(expired)))])
+            self._after_confirmation([Emit(UploadsExpired(len(expired)))])
 
     def _delete_marked(self) -> None:
         """Delete objects whose retention is over once the records that mark them are confirmed. One batch at a time."""
@@ -462,7 +462,7 @@ class Controller:
         self._snapshot = None
         self._snapshot_bytes = 0
         self._record((SnapshotWritten(key, applied, size, crc),))
-        self._after_confirmation([Tell(MetadataSnapshotWritten(applied, size)), *self._clean_up()])
+        self._after_confirmation([Emit(MetadataSnapshotWritten(applied, size)), *self._clean_up()])
 
     def _clean_up(self) -> list[ControllerEffect]:
         if len(self.image.snapshots) < 2:

@@ -289,7 +289,7 @@ class FailoverWorker:
     def _finished(self, state: NodeIsOpen, ends: tuple[tuple[ObjectStreamId, int], ...]) -> None:
         assert self._uploader is not None and self._cleaner is not None
         self._ends = ends
-        self._outbox.tell(NodeBegun(self._node, self.node_epoch, True, len(ends)))
+        self._outbox.emit(NodeBegun(self._node, self.node_epoch, True, len(ends)))
         finish_recovery(state, self._uploader, self._cleaner)
         self._cleaner.when_clean(self._cleaned)
 
@@ -305,7 +305,7 @@ class FailoverWorker:
             )
             self._error.__cause__ = error
             self._outbox.close()
-            self._outbox.tell(NodeEnded(self._node, self.node_epoch, error.message))
+            self._outbox.emit(NodeEnded(self._node, self.node_epoch, error.message))
 
 
 def begin_uploads(

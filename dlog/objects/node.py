@@ -351,7 +351,7 @@ class ObjectNode:
 
     def _recovery_finished(self, state: NodeIsOpen, ends: tuple[tuple[ObjectStreamId, int], ...]) -> None:
         assert self._uploader is not None and self._cleaner is not None
-        self._outbox.tell(NodeBegun(self._node, self.node_epoch, False, len(ends)))
+        self._outbox.emit(NodeBegun(self._node, self.node_epoch, False, len(ends)))
         number = finish_recovery(state, self._uploader, self._cleaner)
         self._wal = WalWriter(
             self._node,
@@ -414,4 +414,4 @@ class ObjectNode:
         self._tickets = _Tickets()
         self._streams.clear()
         self._outbox.close()
-        self._outbox.tell(NodeEnded(self._node, self.node_epoch, error.message))
+        self._outbox.emit(NodeEnded(self._node, self.node_epoch, error.message))

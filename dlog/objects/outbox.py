@@ -17,7 +17,7 @@ from typing import Any
 
 from dlog.errors import DLogError, Remedy, UnavailableError
 from dlog.events import Event
-from dlog.machine import Answer, Effect, Send, SetTimer, Tell
+from dlog.machine import Answer, Effect, Emit, Send, SetTimer
 from dlog.values import value
 
 Then = Callable[[Any], None]
@@ -146,5 +146,5 @@ class Outbox:
         """Answer callers' requests, all alike."""
         self._effects += [Answer(ticket, result) for ticket in tickets]
 
-    def tell(self, event: Event) -> None:
-        self._effects.append(Tell(event))
+    def emit(self, event: Event) -> None:
+        self._effects.append(Emit(event))

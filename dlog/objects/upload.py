@@ -257,7 +257,7 @@ class Uploader:
 
         def failed(error: DLogError, failures: int) -> None:
             if is_current() and not isinstance(error, ObjectKeyTakenError):
-                self._outbox.tell(UploadStalled(self._node, error.message, self._cache.unuploaded_bytes))
+                self._outbox.emit(UploadStalled(self._node, error.message, self._cache.unuploaded_bytes))
                 self._outbox.later(self._outbox.pause_s(failures), lambda: ask(failures + 1))
                 return
             self._writing -= 1
@@ -311,7 +311,7 @@ class Uploader:
         self._uploads.popleft()
         self._cache.uploaded(upload.block)
         sizes = [planned.written.bytes for planned in upload.objects if planned.written is not None]
-        self._outbox.tell(ObjectsUploaded(self._node, len(sizes), sum(sizes)))
+        self._outbox.emit(ObjectsUploaded(self._node, len(sizes), sum(sizes)))
         while self._waiting and self._waiting[0][0] is upload:
             self._waiting.popleft()[1]()
         self._committed(upload.flush_point)

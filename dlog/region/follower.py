@@ -290,7 +290,7 @@ class RegionFollower:
     def _trim(self, ticket: int) -> None:
         state = self._state
         for pinning in tables_that_pin(self._region, state, self._options.pinned_records):
-            self._out.tell(pinning)
+            self._out.emit(pinning)
         safe = state.meta.safe_offset
         if safe <= self.first:
             self._out.answer([ticket], None)
@@ -313,7 +313,7 @@ class RegionFollower:
 
         def deleted(_: Any) -> None:
             self.first = max(self.first, safe)
-            self._out.tell(RegionCleaned(self._region, safe))
+            self._out.emit(RegionCleaned(self._region, safe))
             self._out.answer([ticket], safe)
 
         self._out.ask(Topic.META, AppendRecords(self._out.number(), (encode_record(record),)), saved, failed)
@@ -345,7 +345,7 @@ class RegionFollower:
             return
         assert loader.state is not None, "the loader is done"
         for problem in loader.problems:
-            self._out.tell(RegionRecordIgnored(self._region, problem))
+            self._out.emit(RegionRecordIgnored(self._region, problem))
         self._loader = None
         self._loads = 0
         self.read_bytes += loader.scanned_bytes
@@ -398,7 +398,7 @@ class RegionFollower:
 
     def _apply(self, found: Placed | Unusable) -> None:
         if isinstance(found, ForeignRecordError):
-            self._out.tell(RegionRecordIgnored(self._region, found.message))
+            self._out.emit(RegionRecordIgnored(self._region, found.message))
         elif isinstance(found, DLogError):
             raise found
         else:

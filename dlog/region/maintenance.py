@@ -98,7 +98,7 @@ class Maintenance:
             self._cleaning.tickets.append(ticket)
             return
         for pinning in tables_that_pin(self._region, state, self._options.pinned_records):
-            self._out.tell(pinning)
+            self._out.emit(pinning)
         if state.meta.safe_offset <= self.first:
             self._out.answer([ticket], None)
             return
@@ -182,7 +182,7 @@ class Maintenance:
         def failed(error: DLogError) -> None:
             self._saving = None
             self._has_new_marks = True
-            self._out.tell(RegionSnapshotFailed(self._region, error.message))
+            self._out.emit(RegionSnapshotFailed(self._region, error.message))
             self._out.answer(saving.tickets, error)
             if saving.cleaning is not None:
                 self._end_cleaning(error)
@@ -201,7 +201,7 @@ class Maintenance:
     def _delete(self, cleaning: _Cleaning) -> None:
         def deleted(_: Any) -> None:
             self.first = cleaning.safe
-            self._out.tell(RegionCleaned(self._region, cleaning.safe))
+            self._out.emit(RegionCleaned(self._region, cleaning.safe))
             self._end_cleaning(cleaning.safe)
 
         self._out.ask(Topic.DATA, DeleteBefore(self._out.number(), cleaning.safe), deleted, self._end_cleaning)

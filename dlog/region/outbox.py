@@ -13,7 +13,7 @@ from typing import Any
 
 from dlog.errors import DLogError, UnavailableError
 from dlog.events import Event
-from dlog.machine import Answer, Effect, Send, Tell
+from dlog.machine import Answer, Effect, Emit, Send
 from dlog.region.messages import Question, Reply, Topic, TopicFailed
 
 
@@ -73,5 +73,5 @@ class Outbox:
         """Answer callers' requests, all alike."""
         self._effects += [Answer(ticket, result) for ticket in tickets]
 
-    def tell(self, event: Event) -> None:
-        self._effects.append(Tell(event))
+    def emit(self, event: Event) -> None:
+        self._effects.append(Emit(event))

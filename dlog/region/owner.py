@@ -264,7 +264,7 @@ class RegionOwner:
         self.state = loader.state
         self._maintenance.opened(loader.first, loader.snapshots, loader.scanned_bytes)
         for problem in loader.problems:
-            self._out.tell(RegionRecordIgnored(self._region, problem))
+            self._out.emit(RegionRecordIgnored(self._region, problem))
         self._loader = None
         format_ = self._options.format
         self._is_plain = self.state.is_plain if format_ is None else format_ == 0
@@ -408,7 +408,7 @@ class RegionOwner:
         self._enter(Phase.SERVING)
         tickets, self._opening = self._opening, []
         if tickets:
-            self._out.tell(RegionOpened(self._region, self.state.rule.epoch, self.state.offset))
+            self._out.emit(RegionOpened(self._region, self.state.rule.epoch, self.state.offset))
             self._out.answer(tickets, None)
         append, self._append = self._append, None
         if append is None:
@@ -436,7 +436,7 @@ class RegionOwner:
     def _depose(self, *, is_known: bool) -> None:
         """End this owner. is_known: the topic was read up to another's fence, so what was appended is known."""
         self._enter(Phase.DEPOSED)
-        self._out.tell(RegionFenced(self._region, self.state.rule.epoch))
+        self._out.emit(RegionFenced(self._region, self.state.rule.epoch))
         append, self._append = self._append, None
         if append is not None and self._is_found:
             self._finish(append, self._found)
@@ -469,7 +469,7 @@ class RegionOwner:
         def read(reply: RecordsRead) -> None:
             for found in reader.feed(reply.records):
                 if isinstance(found, DamagedError):  # of another program: all records of owners decode
-                    self._out.tell(RegionRecordIgnored(self._region, found.message))
+                    self._out.emit(RegionRecordIgnored(self._region, found.message))
                     continue
                 try:
                     if isinstance(found, UnsupportedVersionError):
@@ -535,7 +535,7 @@ class RegionOwner:
 
     def _doubt(self, error: DLogError) -> None:
         """The append under way may be in the topic, or may get there: end it by a new fence."""
-        self._out.tell(RegionAppendInDoubt(self._region, error.message))
+        self._out.emit(RegionAppendInDoubt(self._region, error.message))
         self._enter(Phase.FENCING)
         self._fence()
 

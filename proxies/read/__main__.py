@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     async def serve() -> int:
         options = serving.configure("read", ReadOptions, flags)
         tuning = parts.tuned(flags["config"])
-        stop = process.stop_event(serving.tell)
+        stop = process.stop_event(serving.report_event)
 
         def ready(proxy: ReadProxy) -> None:
             proxy.meters().expose()

@@ -20,13 +20,13 @@ async def run(
     stop: asyncio.Event,
     on_ready: Callable[[ReadProxy], None],
     *,
-    tell: Callable[[Event], None] = serving.tell,
+    on_event: Callable[[Event], None] = serving.report_event,
     rng: random.Random | None = None,
     tuning: parts.BackendLimits = parts.TUNING,
 ) -> None:
     """Serve until `stop`, then close the readers. on_ready: clients may connect. Raises as ReadProxy.run does."""
     rng = rng or serving.seeded()
-    async with parts.opened(options, tell=tell, rng=rng, tuning=tuning) as opened:
+    async with parts.opened(options, on_event=on_event, rng=rng, tuning=tuning) as opened:
         here = parts.location_of(tuning)
-        proxy = ReadProxy(options, opened.metadata, opened.stores, location=here, tell=tell, rng=rng)
+        proxy = ReadProxy(options, opened.metadata, opened.stores, location=here, on_event=on_event, rng=rng)
         await proxy.run(stop, lambda name, address: on_ready(proxy))

@@ -57,7 +57,7 @@ class ReadProxy:
         stores: Mapping[str, SegmentStore],
         *,
         location: NetworkLocation = DEFAULT_LOCATION,
-        tell: Callable[[Event], None] = serving.tell,
+        on_event: Callable[[Event], None] = serving.report_event,
         rng: random.Random | None = None,
     ) -> None:
         self.options = options
@@ -82,7 +82,7 @@ class ReadProxy:
         self._listings = catalog.Listings(metadata)
         self._stores = stores
         self._location = location
-        self._tell = tell
+        self._on_event = on_event
         self._rng = rng or serving.seeded()
         self._fetches = asyncio.Semaphore(options.fetches_max)
         self._upstream: OwnerConnections
@@ -97,15 +97,15 @@ class ReadProxy:
         """
         options = self.options
         self.listener = serving.Listener(
-            "read", options.id, serving.limits(options), options, self._open_session, tell=self._tell
+            "read", options.id, serving.limits(options), options, self._open_session, on_event=self._on_event
         )
         bound = await self.listener.bind()
         self.address = options.advertise or bound
         self.id = ProxyId(options.id or self.address)
         self.listener.name = self.id
-        supervisor = Supervisor("tailers", rng=self._rng, on_event=self._tell, drain_s=TAILERS_END_S)
+        supervisor = Supervisor("tailers", rng=self._rng, on_event=self._on_event, drain_s=TAILERS_END_S)
         try:
-            async with supervisor, TaskScope(drain_s=0.0, on_failure=serving.failed(self._tell)) as self.tasks:
+            async with supervisor, TaskScope(drain_s=0.0, on_failure=serving.failed(self._on_event)) as self.tasks:
                 dialler = Dialler("read-proxy", self.id, self._metadata, says_preamble=options.preambles().of_everybody)
                 self.forwarding = ForwardingPool(dialler, self.tasks)
                 self.relay = Relay(dialler, self._metadata, here=self._location)

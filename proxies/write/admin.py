@@ -79,7 +79,7 @@ class Admin:
         placement: Advisor,
         tasks: TaskScope,
         *,
-        tell: Any,
+        on_event: Any,
     ) -> None:
         """tasks: for work that goes on after the reply."""
         self._metadata = metadata
@@ -90,7 +90,7 @@ class Admin:
         self._tasks = tasks
         self._removing: set[tuple[str, bool]] = set()  # incarnation, and whether `force`
         self._listings = catalog.Listings(metadata)
-        self._tell = tell
+        self._on_event = on_event
 
     async def incarnation(self, name: str) -> dict[str, Any]:
         """The stream's current incarnation. Raises InvalidStreamNameError, MetadataUnavailableError."""
@@ -304,9 +304,9 @@ class Admin:
             if error.remedy is Remedy.STOP:
                 return _DeleteResult.GONE
             left: Event = SegmentLeftBehind(ref.stream, ref.number, ref.name, error.message)
-            self._tell(left)
+            self._on_event(left)
             return _DeleteResult.GONE if error.remedy is Remedy.REPORT else _DeleteResult.LATER
-        self._tell(SegmentDeleted(ref.stream, ref.number, ref.name))
+        self._on_event(SegmentDeleted(ref.stream, ref.number, ref.name))
         return _DeleteResult.DELETED
 
 

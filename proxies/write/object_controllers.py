@@ -127,14 +127,14 @@ class ObjectControllers:
         supervisor: Supervisor,
         access: ObjectStorageAccess | None,
         *,
-        tell: Callable[[Event], None],
+        on_event: Callable[[Event], None],
     ) -> None:
         self._owned_streams = owned_streams
         self._metadata = metadata
         self._stores = stores
         self._supervisor = supervisor
         self._access = access
-        self._tell = tell
+        self._on_event = on_event
         self._hosted: tuple[StreamOwnerActor, ObjectControllerActor, OneTimeEvent] | None = None
 
     def hosts(self, stream: str) -> bool:
@@ -207,7 +207,7 @@ class ObjectControllers:
             objects=access.objects,
             find_root=access.find_root,
             options=access.options,
-            tell=self._tell,
+            on_event=self._on_event,
             on_end=partial(self._ended, owner),
         )
         self._hosted = owner, actor, self._supervisor.start(actor)

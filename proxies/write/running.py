@@ -28,7 +28,7 @@ async def run(
     stop: asyncio.Event,
     on_ready: Callable[[WriteProxy], None],
     *,
-    tell: Callable[[Event], None] = serving.tell,
+    on_event: Callable[[Event], None] = serving.report_event,
     rng: random.Random | None = None,
     tuning: parts.BackendLimits = parts.TUNING,
 ) -> None:
@@ -42,11 +42,13 @@ async def run(
         access.append(ObjectStorageAccess(objects=objects, find_root=find_root, store=store, options=its_options))
         return access[0].sender
 
-    async with parts.opened(options, tell=tell, rng=rng, tuning=tuning, join=host, node=_node(options)) as opened:
+    async with parts.opened(
+        options, on_event=on_event, rng=rng, tuning=tuning, join=host, node=_node(options)
+    ) as opened:
         hosted = access[0] if access else None
         here = parts.location_of(tuning)
         proxy = WriteProxy(
-            options, opened.metadata, opened.stores, location=here, object_storage=hosted, tell=tell, rng=rng
+            options, opened.metadata, opened.stores, location=here, object_storage=hosted, on_event=on_event, rng=rng
         )
         await proxy.run(stop, lambda name, address: on_ready(proxy))
 

@@ -72,7 +72,7 @@ class WriteProxy:
         *,
         location: NetworkLocation = DEFAULT_LOCATION,
         object_storage: ObjectStorageAccess | None = None,
-        tell: Callable[[Event], None] = serving.tell,
+        on_event: Callable[[Event], None] = serving.report_event,
         rng: random.Random | None = None,
     ) -> None:
         """location: where it stands. object_storage: None: this process does not host the controller of streams in
@@ -100,7 +100,7 @@ class WriteProxy:
         self._stores = stores
         self._location = location
         self._object_storage = object_storage
-        self._tell = tell
+        self._on_event = on_event
         self._rng = rng or serving.seeded()
         self._owner_options = options.owner  # shared by all streams
         self._clock = NeverAheadClock()
@@ -119,14 +119,16 @@ class WriteProxy:
         """
         options = self.options
         limits = {**serving.limits(options), "inflight_bytes_max": options.connection_bytes_max}
-        self.listener = serving.Listener("write", options.id, limits, options, self._open_session, tell=self._tell)
+        self.listener = serving.Listener(
+            "write", options.id, limits, options, self._open_session, on_event=self._on_event
+        )
         bound = await self.listener.bind()
         self.address = options.advertise or bound
         self.id = ProxyId(options.id or self.address)
         self.listener.name = self.id
-        supervisor = Supervisor("owners", rng=self._rng, on_event=self._tell, drain_s=OWNERS_END_S)
+        supervisor = Supervisor("owners", rng=self._rng, on_event=self._on_event, drain_s=OWNERS_END_S)
         try:
-            async with supervisor, TaskScope(drain_s=0.0, on_failure=serving.failed(self._tell)) as self.tasks:
+            async with supervisor, TaskScope(drain_s=0.0, on_failure=serving.failed(self._on_event)) as self.tasks:
                 self._compose(supervisor)
                 self.tasks.start(self._detector.run(), name="detector")
                 self.tasks.start(self.fitness.run(), name="fitness")
@@ -135,7 +137,7 @@ class WriteProxy:
                     if check.is_awaited:
                         self.health.readiness.expect_over(check.trouble)
                     note = partial(self.health.note, check.trouble, check.is_needed)
-                    self.tasks.start(check_store(check, note, self._tell), name=f"check: {check.trouble}")
+                    self.tasks.start(check_store(check, note, self._on_event), name=f"check: {check.trouble}")
                 on_regions = [store for store in self._stores.values() if isinstance(store, KafkaStore)]
                 for store in on_regions:
                     self.tasks.start(store.keep_region_open(), name="keep a region open")
@@ -245,7 +247,7 @@ class WriteProxy:
             options.detector,
             dialler,
             reaches=lambda what: self.fitness.reaches(what),
-            tell=self._tell,
+            on_event=self._on_event,
         )
         self.placing = OwnershipAdvisor(
             self.id,
@@ -277,7 +279,7 @@ class WriteProxy:
             is_unfit=lambda: bool(self.fitness.lacks),
         )
         self.object_controllers = ObjectControllers(
-            self.owned_streams, self._metadata, self._stores, supervisor, self._object_storage, tell=self._tell
+            self.owned_streams, self._metadata, self._stores, supervisor, self._object_storage, on_event=self._on_event
         )
         if self._object_storage is not None:
             remote = ProxySender(
@@ -285,7 +287,9 @@ class WriteProxy:
             )
             self._object_storage.sender.attach(self.object_controllers, remote)
         self.fitness = DependencyCheck(self._metadata, self.owned_streams, has_peer=lambda: bool(self.other_writers()))
-        self.admin = Admin(self._metadata, self._stores, self.owned_streams, self.placing, self.tasks, tell=self._tell)
+        self.admin = Admin(
+            self._metadata, self._stores, self.owned_streams, self.placing, self.tasks, on_event=self._on_event
+        )
         self._upkeep = Upkeep(
             self.id,
             self._metadata,
@@ -333,7 +337,7 @@ class WriteProxy:
             options=self._owner_options,
             requests_max=self.options.requests_max,
             on_lac=self._on_lac,
-            tell=self._on_told,
+            on_event=self._on_told,
             on_end=on_end,
             shared=self._timers,
             clock=self._clock,
@@ -341,7 +345,7 @@ class WriteProxy:
 
     def _hear(self, owner: StreamOwnerActor, event: Event) -> None:
         """Handle an event of an owner."""
-        self._tell(event)
+        self._on_event(event)
         if isinstance(event, ClaimLost):
             self.owned_streams.lost(owner.stream, owner)
         elif isinstance(event, StreamStalled):
@@ -384,7 +388,7 @@ class WriteProxy:
 
     async def _drain(self) -> None:
         owned = self.owned_streams.drain()
-        self._tell(ProxyDraining(len(owned)))
+        self._on_event(ProxyDraining(len(owned)))
         handed = 0
         room = asyncio.Semaphore(RELEASES_AT_ONCE)
 
@@ -409,7 +413,7 @@ class WriteProxy:
                     await hand_over(METADATA_STREAM)
         except TimeoutError:
             pass
-        self._tell(ProxyDrained(handed, len(owned) - handed))
+        self._on_event(ProxyDrained(handed, len(owned) - handed))
         self.listener.close()
         self.listener.dismiss("this proxy is shutting down")
         await self.listener.gone(1.0)

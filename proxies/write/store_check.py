@@ -64,16 +64,16 @@ def checks_of(store: SegmentStore) -> tuple[StoreCheck, ...]:
 
 
 async def check_store(
-    of: StoreCheck, note: Callable[[bool], None], tell: Callable[[Event], None], *, every_s: float | None = None
+    of: StoreCheck, note: Callable[[bool], None], on_event: Callable[[Event], None], *, every_s: float | None = None
 ) -> None:
-    """Check for ever. note: called after each check with whether there is trouble. tell: once for each reason, until
-    there is none. every_s: instead of that of the check."""
+    """Check for ever. note: called after each check with whether there is trouble. on_event: once for each reason,
+    until there is none. every_s: instead of that of the check."""
     told = ""
     while True:
         reason = await _look(of)
         note(bool(reason))
         if reason and reason != told:
-            tell(of.event(reason))
+            on_event(of.event(reason))
         told = reason
         await asyncio.sleep(of.every_s if every_s is None else every_s)
 

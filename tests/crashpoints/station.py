@@ -30,7 +30,7 @@ from dlog.errors import DamagedError
 from dlog.events import Event
 from dlog.io.bookie_store import OpenedStorage, StoragePaths, open_storage
 from dlog.io.disk import NO_SPACE
-from dlog.machine import CancelTimer, Persist, Persisted, Received, Send, SetTimer, Tell, TimerFired, Token
+from dlog.machine import CancelTimer, Emit, Persist, Persisted, Received, Send, SetTimer, TimerFired, Token
 from dlog.model.ids import EntryId, LedgerId
 from dlog.wire.bookie import AddEntry, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
 from dlog.wire.bookie_v3_messages import WriteLac
@@ -122,7 +122,7 @@ class Station:
                 self.timers[effect.key] = effect.after_s
             elif isinstance(effect, CancelTimer):
                 self.timers.pop(effect.key, None)
-            elif isinstance(effect, Tell):
+            elif isinstance(effect, Emit):
                 self.events.append(effect.event)
 
     def ask(self, *requests: Any) -> None:

@@ -75,7 +75,7 @@ class RecoveryNode(Node):
             f"{self.name}:1",
             environment,
             self.stopping,
-            tell=self.hear,
+            on_event=self.hear,
             rng=process.rng("recovery"),
             on_ready=lambda _: self._ready(),
         )

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dlog.errors import ConnectionLostError, DLogError, Remedy
-from dlog.machine import Answer, Tell
+from dlog.machine import Answer, Emit
 from dlog.model.ids import Epoch
 from dlog.model.object_streams import MetadataRecord, NodeId, ObjectId, ObjectStreamId
 from dlog.objects.controller import (
@@ -426,7 +426,7 @@ class ControllerProcess:
                     self._answer(ticket, result)
                 case Deposed():
                     is_over = True
-                case TruncateMetadata() | DeleteSnapshots() | Tell():
+                case TruncateMetadata() | DeleteSnapshots() | Emit():
                     pass
         if is_over:
             self._end()

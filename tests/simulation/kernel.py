@@ -50,6 +50,7 @@ from dlog.machine import (
     CompareAndSet,
     Conflict,
     Effect,
+    Emit,
     Fact,
     Machine,
     MetadataSeen,
@@ -60,7 +61,6 @@ from dlog.machine import (
     SeenOutcome,
     Send,
     SetTimer,
-    Tell,
     TimerFired,
 )
 from tests.simulation.network import Host, Network, Node, NoPairs, Transport
@@ -325,7 +325,7 @@ class Simulation:
                     sink(effect.result)
                 if host.on_answer is not None:
                     host.on_answer(effect.ticket, effect.result)
-            case Tell():
+            case Emit():
                 self._note(host.address, effect)
                 if host.on_event is not None:
                     host.on_event(effect.event)

@@ -26,13 +26,13 @@ from dlog.ledger.tailing import LedgerLac
 from dlog.machine import (
     CompareAndSet,
     Effect,
+    Emit,
     Fact,
     MetadataSeen,
     OutcomeUnknown,
     PeerLost,
     Received,
     Send,
-    Tell,
     Versioned,
 )
 from dlog.model.ids import BookieId, EntryId
@@ -235,7 +235,7 @@ class LedgerChecks:
                 raise Violation("L5", f"bookies are told LAC {message.lac}, confirmed is {self.lac}")
             elif isinstance(message, ReadEntry) and host.address in self.searching:
                 self._see_search(host, message)
-        elif isinstance(effect, Tell):
+        elif isinstance(effect, Emit):
             self._see_event(host, effect.event)
         elif isinstance(effect, CompareAndSet) and host.address == self.writer:
             self._see_writers_change(effect.value)

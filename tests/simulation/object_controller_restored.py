@@ -7,7 +7,7 @@ from typing import Any
 
 from dlog.errors import MetadataWentBackError
 from dlog.events import ObjectMetadataWentBack
-from dlog.machine import Answer, Tell
+from dlog.machine import Answer, Emit
 from dlog.objects import went_back
 from dlog.objects.controller import AppendEntry, Controller, EntryConfirmed, Requested
 from dlog.objects.image import Image
@@ -40,7 +40,7 @@ def check_restored(image: Image, keys: Collection[str]) -> bool:
     for entry in [one for one in effects if isinstance(one, AppendEntry)]:
         effects += machine.handle(EntryConfirmed(entry.number))
     is_refused = any(isinstance(one, Answer) and isinstance(one.result, MetadataWentBackError) for one in effects)
-    is_told = any(isinstance(one, Tell) and isinstance(one.event, ObjectMetadataWentBack) for one in effects)
+    is_told = any(isinstance(one, Emit) and isinstance(one.event, ObjectMetadataWentBack) for one in effects)
     if is_refused != is_told or (is_certain and not is_refused):
         raise Violation("O13", f"the stream has {version} records, and the storage what later ones named")
     if is_refused and machine.image.version != version:

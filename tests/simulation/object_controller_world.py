@@ -24,7 +24,7 @@ from typing import Any
 
 from dlog.errors import DamagedError, DLogError, FencedError, RequestTimeoutError
 from dlog.events import ObjectMetadataWentBack, UploadsExpired
-from dlog.machine import Answer, Tell
+from dlog.machine import Answer, Emit
 from dlog.model.object_streams import MetadataRecord, NodeId
 from dlog.objects.controller import (
     AppendEntry,
@@ -474,9 +474,9 @@ class ControllerProcess:
                     world.reached["deposed"] += 1
                     if world.rng.random() < 0.7:
                         self._machine = None
-                case Tell(ObjectMetadataWentBack() as event):
+                case Emit(ObjectMetadataWentBack() as event):
                     raise Violation("O13", f"the stream did not go back: {event}")
-                case Tell(event):
+                case Emit(event):
                     world.reached["expired"] += isinstance(event, UploadsExpired)
                 case _:
                     raise AssertionError(effect)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from dlog.errors import ConnectionLostError, UnavailableError
-from dlog.machine import Answer, Tell
+from dlog.machine import Answer, Emit
 from dlog.model.object_streams import (
     MetadataRecord,
     NodeEpoch,
@@ -173,7 +173,7 @@ class ControllerHost:
                     self._later(0.01, partial(self._delete_objects, self._generation, keys))
                 case Deposed():
                     self._later(0.05, self.claim)
-                case Tell():
+                case Emit():
                     pass
                 case _:
                     raise AssertionError(effect)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dlog.errors import DLogError
-from dlog.machine import Answer, Asked, Effect, Received, Send, SetTimer, Tell, TimerFired
+from dlog.machine import Answer, Asked, Effect, Emit, Received, Send, SetTimer, TimerFired
 from dlog.model.object_streams import NodeEpoch, NodeId
 from dlog.objects.failover import FailoverWorker
 from dlog.objects.node import ObjectNode, Phase
@@ -108,7 +108,7 @@ class Process:
                 world.later(after_s, lambda: self.tell(TimerFired(key, world.now_s)))
             case Answer(ticket, result):
                 self._sinks.pop(ticket)(result)
-            case Tell():
+            case Emit():
                 pass
             case _:
                 raise AssertionError(effect)

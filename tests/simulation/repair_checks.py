@@ -13,7 +13,7 @@ from typing import Any
 
 from dlog.events import EnsembleChanged
 from dlog.ledger.repair import Repair, Repaired
-from dlog.machine import Answer, Asked, CompareAndSet, Conflict, Effect, Fact, MetadataSeen, Received, Send, Tell
+from dlog.machine import Answer, Asked, CompareAndSet, Conflict, Effect, Emit, Fact, MetadataSeen, Received, Send
 from dlog.model.ids import BookieId
 from dlog.model.ledger import LedgerMetadata
 from dlog.wire.bookie import AddEntry, Code, EntryRead
@@ -192,7 +192,7 @@ class RepairChecks(LedgerChecks):
             super().see_effect(host, effect)
         elif isinstance(effect, Send) and isinstance(effect.message, AddEntry):
             self._see_copy(host, effect.peer, effect.message)
-        elif isinstance(effect, Tell) and isinstance(effect.event, EnsembleChanged):
+        elif isinstance(effect, Emit) and isinstance(effect.event, EnsembleChanged):
             self.sim.reach("repaired_ensemble")
         elif isinstance(effect, CompareAndSet):
             self._check_split(host, self.known[host.address], effect.value)

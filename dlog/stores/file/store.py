@@ -99,7 +99,7 @@ class FileStore:
         reserve: Reserve,
         *,
         entry_bytes_max: int = ENTRY_BYTES_MAX,
-        tell: Callable[[Event], None] = lambda _: None,
+        on_event: Callable[[Event], None] = lambda _: None,
     ) -> None:
         assert entry_bytes_max <= ENTRY_BYTES_MAX, "a longer entry would be taken for damage"
         self.capabilities = Capabilities(visible_is_final=True, entry_bytes_max=entry_bytes_max)
@@ -110,7 +110,7 @@ class FileStore:
         self.identity = ""  # of the directory; "": it has none
         self._free_bytes = partial(disk.free_bytes, options.directory)
         self._space = Space(reserve, options.reserve_bytes, self._free_bytes, self._space_changed)
-        self._tell = tell
+        self._on_event = on_event
         self._rng = rng
         self._writers: dict[FileSegmentWriter, None] = {}
         self._readers: dict[str, set[FileSegmentReader]] = {}
@@ -242,7 +242,7 @@ class FileStore:
         event: Event = StoreHasSpace(self.name, self.options.directory)
         if is_full:
             event = StoreFull(self.name, self.options.directory, self._free_bytes())
-        self.threads.to_loop(self._tell, event)
+        self.threads.to_loop(self._on_event, event)
 
 
 class FileSegmentWriter:

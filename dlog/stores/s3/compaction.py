@@ -72,7 +72,7 @@ class Compactions:
         reads: ObjectReads,
         processes: Processes | None,
         options: CompactionOptions,
-        tell: Callable[[Event], None],
+        on_event: Callable[[Event], None],
     ) -> None:
         self._node = node
         self._metadata = metadata
@@ -81,7 +81,7 @@ class Compactions:
         self._reads = reads
         self._processes = processes
         self._options = options
-        self._tell = tell
+        self._on_event = on_event
         self._new_writes = new_writes
 
     async def run(self, every_s: float) -> None:
@@ -93,7 +93,7 @@ class Compactions:
             try:
                 await self.round(is_major=rounds % MAJOR_EVERY == 0)
             except DLogError as error:
-                self._tell(CompactionFailed(self._node.node, error.message))
+                self._on_event(CompactionFailed(self._node.node, error.message))
 
     async def round(self, *, is_major: bool) -> int:
         """Make plans and run them; returns how many were carried out. Raises StoreError if there are no metadata."""
@@ -106,7 +106,7 @@ class Compactions:
             try:
                 done += await self._compact(node, epoch, is_major=is_major)
             except DLogError as error:
-                self._tell(CompactionFailed(node, error.message))
+                self._on_event(CompactionFailed(node, error.message))
         return done
 
     async def _compact(self, node: NodeId, epoch: NodeEpoch, *, is_major: bool) -> int:
@@ -146,13 +146,13 @@ class Compactions:
                 match effect:
                     case CompactionDone(bytes_read, bytes_written):
                         sources, made = len(plan.sources), len(plan.new_objects)
-                        self._tell(
+                        self._on_event(
                             ObjectsCompacted(plan.node, plan.kind.value, sources, made, bytes_read, bytes_written)
                         )
                         return True
                     case CompactionAbandoned(reason, error):
                         if error is not None:
-                            self._tell(CompactionFailed(plan.node, reason))
+                            self._on_event(CompactionFailed(plan.node, reason))
                         return False
                 effects.extend(machine.handle(await performer.perform(effect)))
         finally:

@@ -92,7 +92,7 @@ class S3Store:
     log is written; wals: all stores of this process that may have logs of nodes, by name. find_objects: the folder of
     the objects. span_of: the txids and times of an entry, for the indexes of objects. processes: of the cluster; None:
     this process does nothing for other nodes. check_objects: checks that the storage has this cluster's objects and can
-    hold more; raises StoreError. tell: gets events.
+    hold more; raises StoreError. on_event: gets events.
     """
 
     name = NAME
@@ -113,7 +113,7 @@ class S3Store:
         node: NodeId | None = None,
         processes: Processes | None = None,
         check_objects: Callable[[], Awaitable[None]] | None = None,
-        tell: Callable[[Event], None] = lambda _: None,
+        on_event: Callable[[Event], None] = lambda _: None,
     ) -> None:
         largest = min(
             [store.capabilities.entry_bytes_max for store in (*wals.values(), *([wal] if wal else []))] or [0]
@@ -130,7 +130,7 @@ class S3Store:
         )
         self.options = options
         find_objects = _Remembered(find_objects)
-        self.tasks = Tasks(tell)
+        self.tasks = Tasks(on_event)
         self.cache: AsyncLruCache[Any, Any] = AsyncLruCache(options.cache_bytes_max)
         self.metadata = MetadataView(metadata, METADATA_S, self.tasks)
         self.reads = ObjectReads(
@@ -152,7 +152,7 @@ class S3Store:
                 start,
                 self.tasks,
                 rng,
-                tell,
+                on_event,
             )
             self.compactions = Compactions(
                 self.node,
@@ -163,7 +163,7 @@ class S3Store:
                 self.reads,
                 processes,
                 compaction_options(options),
-                tell,
+                on_event,
             )
         self.views = SegmentViews(self.metadata, self.node, self.followers, self.tasks)
         any_wal = wal if wal is not None else next(iter(wals.values()), None)
@@ -178,7 +178,7 @@ class S3Store:
                 start,
                 self.tasks,
                 rng,
-                tell,
+                on_event,
                 other_s=OTHER_FAILOVER_S,
             )
         self.has_log_in_objects = wal is not None and wal.name == S3_DIRECT

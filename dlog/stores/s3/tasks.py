@@ -14,11 +14,11 @@ from dlog.stores.contract import ReaderClosedError
 class Tasks:
     """A scope of tasks. Use it in `async with`: they are cancelled at its end.
 
-    tell: gets WorkFailed for a task that ends with an error; a typed one is expected and not told.
+    on_event: gets WorkFailed for a task that ends with an error; a typed one is expected and not told.
     """
 
-    def __init__(self, tell: Callable[[Event], None]) -> None:
-        self._tell = tell
+    def __init__(self, on_event: Callable[[Event], None]) -> None:
+        self._on_event = on_event
         self._group = asyncio.TaskGroup()
         self._running: set[asyncio.Task[None]] = set()
         self.is_open = False
@@ -55,4 +55,4 @@ class Tasks:
         except DLogError:
             pass
         except Exception as error:  # noqa: BLE001 - one piece of work must not end all others
-            self._tell(WorkFailed(name, repr(error)))
+            self._on_event(WorkFailed(name, repr(error)))

@@ -22,11 +22,11 @@ class SegmentMerger:
     """Merges the segments that are added. merge: as S3DirectStore.merge."""
 
     def __init__(
-        self, merge: Callable[[str], Awaitable[Merged]], grace_s: float, tell: Callable[[Event], None]
+        self, merge: Callable[[str], Awaitable[Merged]], grace_s: float, on_event: Callable[[Event], None]
     ) -> None:
         self._merge = merge
         self._grace_s = grace_s
-        self._tell = tell
+        self._on_event = on_event
         self._due_s: dict[str, float] = {}  # by segment
         self._finished: dict[str, None] = {}
         self._added = asyncio.Event()
@@ -60,7 +60,7 @@ class SegmentMerger:
         except SegmentNotFoundError:
             return
         except StoreError as error:
-            self._tell(MergeFailed(name, error.message))
+            self._on_event(MergeFailed(name, error.message))
             if error.remedy is not Remedy.REPORT:
                 self._later(name, RETRY_S)
             return

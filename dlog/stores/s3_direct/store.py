@@ -176,7 +176,7 @@ class S3DirectStore:
         creates: bool = False,
         entry_bytes_max: int = ENTRY_BYTES_MAX,
         span_of: SpanOf = lambda _: None,
-        tell: Callable[[Event], None] = lambda _: None,
+        on_event: Callable[[Event], None] = lambda _: None,
     ) -> None:
         self.capabilities = Capabilities(
             visible_is_final=True,
@@ -191,7 +191,9 @@ class S3DirectStore:
         self.budget = PutBudget(options.puts_per_s)
         self.cache: AsyncLruCache[Key, ChunkStart | Extent | ChunkIndex] = AsyncLruCache(options.cache_bytes_max)
         self.reads = ChunkReads(objects, options, self.cache)
-        self._merger = SegmentMerger(self.merge, options.merged_grace_s, tell) if creates and options.merges else None
+        self._merger = (
+            SegmentMerger(self.merge, options.merged_grace_s, on_event) if creates and options.merges else None
+        )
         self._find_folder = find_folder
         self._creates = creates
         self._rng = rng

@@ -107,7 +107,7 @@ class RunningBookie:
         self.port = listener.getsockname()[1]
         loop = asyncio.get_running_loop()
         server = BookieServer(
-            self.options, self.disk, opened, (str(self.path),), RealThreads(loop), tell=self.events.append
+            self.options, self.disk, opened, (str(self.path),), RealThreads(loop), on_event=self.events.append
         )
         self.machine = server.machine
 

@@ -105,9 +105,9 @@ def test_a_process_serves_on_whatever_its_output_takes(where: str) -> None:
     body = """
     logs.setup("json")
     for _ in range(10_000):
-        logs.tell(BookieLost("b:1", "reason"))
+        logs.log_event(BookieLost("b:1", "reason"))
     process.ready("bookie", "b", "a")
-    logs.tell(BookieLost("b:1", "again"))
+    logs.log_event(BookieLost("b:1", "again"))
     return 0
     """
     reads, writes = os.pipe()
@@ -126,7 +126,7 @@ def test_a_process_serves_on_whatever_its_output_takes(where: str) -> None:
 def test_the_first_signal_drains(number: signal.Signals) -> None:
     body = """
     logs.setup("json")
-    stopping = process.stop_event(logs.tell)
+    stopping = process.stop_event(logs.log_event)
     process.ready("bookie", "b", "a")
     await stopping.wait()
     sys.stdout.write("drained\\n")
@@ -178,7 +178,7 @@ def test_logs_are_json_off_a_terminal_and_libraries_speak_the_same() -> None:
     body = """
     import logging
     logs.setup(role="bookie")
-    logs.tell(BookieLost("b:1", "reset"))
+    logs.log_event(BookieLost("b:1", "reset"))
     logging.getLogger("aiozk").warning("said %s", "this")
     logging.getLogger("aiozk").info("not this")
     return 0
@@ -192,7 +192,7 @@ def test_logs_are_json_off_a_terminal_and_libraries_speak_the_same() -> None:
 
 
 def test_text_logs_are_for_people() -> None:
-    code, _, err = finish("logs.setup('text')\nlogs.tell(BookieLost('b:1', 'reset'))\nreturn 0")
+    code, _, err = finish("logs.setup('text')\nlogs.log_event(BookieLost('b:1', 'reset'))\nreturn 0")
     assert code == 0 and "bookie.lost" in err and "peer=b:1" in err and "{" not in err
 
 

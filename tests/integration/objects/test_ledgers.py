@@ -64,7 +64,7 @@ async def test_a_controller_on_ledgers_is_followed_and_replaced(bookies: BookieC
         for its in (one, two):
             access = ObjectStorageAccess(objects=objects, find_root=find_root, store="ledger", options=controller)
             events = Events()
-            proxy = WriteProxy(WriteOptions(), its.metadata, its.stores, object_storage=access, tell=events.tell)
+            proxy = WriteProxy(WriteOptions(), its.metadata, its.stores, object_storage=access, on_event=events.tell)
             running.append(await Running(proxy, events, tasks).started())
         sender = operation_sender(three.metadata, rng)
         options = ObjectMetadataOptions(ask_deadline_s=PATIENCE_S)

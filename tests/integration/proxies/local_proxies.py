@@ -95,7 +95,7 @@ class LocalProxies:
             self._stores(),
             location=location,
             object_storage=None if self.object_storage is None else self.object_storage(),
-            tell=events.tell,
+            on_event=events.tell,
             rng=random.Random(1),
         )
         return await self._start(proxy, events)
@@ -109,7 +109,7 @@ class LocalProxies:
             metadata,
             self._stores(),
             location=location,
-            tell=events.tell,
+            on_event=events.tell,
             rng=random.Random(1),
         )
         return await self._start(proxy, events)

@@ -45,7 +45,11 @@ class Living:
         self.address = ""
         self._ready = asyncio.Event()
         work = module.run(
-            options, asyncio.Event(), self._is_ready, tell=_ignore, tuning=BackendLimits(session_timeout_s=SESSION_S)
+            options,
+            asyncio.Event(),
+            self._is_ready,
+            on_event=_ignore,
+            tuning=BackendLimits(session_timeout_s=SESSION_S),
         )
         self.task = tasks.create_task(work, name="proxy under test")
 

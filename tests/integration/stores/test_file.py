@@ -47,7 +47,7 @@ async def test_a_store_without_space_for_more_than_ending_segments_says_so(tmp_p
     events: list[Event] = []
     options = FileStoreOptions(directory=str(tmp_path), reserve_bytes=1 << 60)
     reserve = SpaceReserve(RealDisk(), options.directory, options.reserve_bytes)
-    store = FileStore(RealDisk(), threads, random.Random(), options, reserve, tell=events.append)
+    store = FileStore(RealDisk(), threads, random.Random(), options, reserve, on_event=events.append)
     await store.open()
     try:
         for _ in range(2):

@@ -101,7 +101,7 @@ class Processes:
             random.Random(os.urandom(8)),
             node=NodeId(f"w{next(self._numbers)}:1"),
             check_objects=self.check_objects,
-            tell=self._tell,
+            on_event=self._tell,
         )
         return await self._stack.enter_async_context(opening)
 

@@ -308,7 +308,7 @@ MUTANTS = (
         invariants=("O13",),
         style="rivals",
         parts=planted(
-            Controller, ("begin", "self._after_confirmation([Tell(event)])", "self._effects.append(Tell(event))")
+            Controller, ("begin", "self._after_confirmation([Emit(event)])", "self._effects.append(Emit(event))")
         ),
     ),
     Mutant(

@@ -601,14 +601,14 @@ FOLLOWING = (
             (
                 "_complete",
                 "t.unix_ms))",
-                "t.unix_ms)); t.out.append(Tell(LacMoved(t.stream, number, end.last_entry, True)))",
+                "t.unix_ms)); t.out.append(Emit(LacMoved(t.stream, number, end.last_entry, True)))",
             ),
         ),
     ),
     Mutant(
         name="an owner that replaces its empty segment does not notify followers",
         invariants=("T6",),
-        parts=planted(Takeover, ("_complete", "t.out.append(Tell(", "end is None or t.out.append(Tell(")),
+        parts=planted(Takeover, ("_complete", "t.out.append(Emit(", "end is None or t.out.append(Emit(")),
     ),
     Mutant(
         name="an owner whose empty segment another writer dropped does not notify followers",

@@ -227,7 +227,9 @@ class BookieNode(Node):
             disk=mount, threads=threads, connect=connect, listen=listen, address=f"{self.name}:{options.port}"
         )
         assert self.stopping is not None
-        await bookie_running.run(options, environment, self.stopping, tell=self.hear, on_ready=lambda _: self._ready())
+        await bookie_running.run(
+            options, environment, self.stopping, on_event=self.hear, on_ready=lambda _: self._ready()
+        )
 
     def slow_down(self, factor: float) -> None:
         """Make every operation of its disk take this many times as long from now on."""
@@ -274,7 +276,7 @@ class WriteProxyNode(Node):
             self.options,
             self.stopping,
             lambda _: self._ready(),
-            tell=self.hear,
+            on_event=self.hear,
             rng=process.rng("proxy"),
             tuning=self._tuning,
         )
@@ -298,7 +300,7 @@ class ReadProxyNode(Node):
             self.options,
             self.stopping,
             lambda _: self._ready(),
-            tell=self.hear,
+            on_event=self.hear,
             rng=process.rng("proxy"),
             tuning=self._tuning,
         )

@@ -90,7 +90,7 @@ class Rig:
             random_bits=self.process.rng("nonces").getrandbits,
         )
         try:
-            await run(self.options, environment, self.stopping, tell=self.events.append, on_ready=on_ready)
+            await run(self.options, environment, self.stopping, on_event=self.events.append, on_ready=on_ready)
         except (DiskFailedError, CookieError) as error:
             self.ended.append(error)
         else:

@@ -109,7 +109,7 @@ def test_zookeeper_2832_metadata_that_went_back_is_refused_by_who_has_seen_more(
         restore()
         answers.extend((cluster.append(b"after"), cluster.read()))
 
-    with mock.patch("dlog.io.logs.tell", told.append):
+    with mock.patch("dlog.io.logs.log_event", told.append):
         assert play(story) == ""
     assert answers == [[b"before", b"acknowledged"], REFUSED, REFUSED]
     went_back = [event for event in told if isinstance(event, MetadataWentBack)]

@@ -86,7 +86,7 @@ class Stage:
             options=ObjectControllerOptions(
                 requests_max=requests_max, tick_s=0.01, replay_wait_s=0.01, controller=given
             ),
-            tell=self.tell,
+            on_event=self.tell,
             on_end=lambda _, is_deposed: self.ended.append(is_deposed),
         )
 

@@ -35,7 +35,7 @@ from dlog.bookie.garbage_collection import (
     StoreMark,
     WriteMark,
 )
-from dlog.machine import Conflict, Missing, OutcomeUnknown, Tell, Versioned
+from dlog.machine import Conflict, Emit, Missing, OutcomeUnknown, Versioned
 
 OURS, THEIRS = "ours", "theirs"
 
@@ -87,7 +87,7 @@ def test_the_first_round_of_all_begins_a_chain_and_buries_nothing() -> None:
 def test_metadata_without_the_last_mark_begins_a_chain_that_knows_nothing(found: Any) -> None:
     made = collector(MarkRecord(3, "m"))
     made.handle(RoundDue({1: 3, 2: 3}, collects=True))
-    assert made.handle(MarkRead(OURS, found)) == [Tell(MetadataChainBroken(3)), ListLedgers(ids(1, 2))]
+    assert made.handle(MarkRead(OURS, found)) == [Emit(MetadataChainBroken(3)), ListLedgers(ids(1, 2))]
     assert made.handle(LedgersListed(ids())) == [ReadMark()], "absent, and not suspected"
     (ended,) = made.handle(MarkRead(OURS, found))
     assert ended.is_complete and "lacks this bookie's last mark" in ended.reason

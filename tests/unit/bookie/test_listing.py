@@ -134,7 +134,7 @@ def test_lists_run_one_at_a_time_and_take_no_reader() -> None:
         threads,  # type: ignore[arg-type]
         post=lambda _: None,
         on_failed=lambda _: None,
-        tell=lambda _: None,
+        on_event=lambda _: None,
     )
     disk.start()
     wanted, fetch = ListStored(1, 1, []), Fetch(1, 1, 0, 1, 1)

@@ -18,6 +18,7 @@ from dlog.machine import (
     CancelTimer,
     CompareAndSet,
     Effect,
+    Emit,
     Fact,
     MetadataSeen,
     OutcomeUnknown,
@@ -27,7 +28,6 @@ from dlog.machine import (
     Refused,
     Send,
     SetTimer,
-    Tell,
     TimerFired,
     Versioned,
 )
@@ -93,7 +93,7 @@ async def test_effects_are_performed_in_order_after_handle_returned() -> None:
     def react(fact: Fact) -> list[Effect]:
         order.append("handled")
         assert isinstance(fact, Asked)
-        return [Send("a", 1), Tell("event"), Answer(fact.ticket, "done"), Send("a", 2)]
+        return [Send("a", 1), Emit("event"), Answer(fact.ticket, "done"), Send("a", 2)]
 
     async with running(
         Scripted(react), send=lambda _, m: order.append(f"sent {m}"), on_event=lambda e: order.append(f"told {e}")

@@ -19,6 +19,7 @@ from dlog.machine import (
     CompareAndSet,
     Conflict,
     Effect,
+    Emit,
     Fact,
     Machine,
     MetadataSeen,
@@ -29,7 +30,6 @@ from dlog.machine import (
     Received,
     Send,
     SetTimer,
-    Tell,
     TimerFired,
     Versioned,
 )
@@ -186,7 +186,7 @@ def line(effect: Effect) -> str:
             return "read metadata"
         case Answer(ticket, result):
             return f"answer {ticket} {result_line(result)}"
-        case Tell(event):
+        case Emit(event):
             return f"tell {event.name}"
     return repr(effect)
 

@@ -12,7 +12,7 @@ from dlog.ledger.adding import AddingOptions, Close, LedgerAdder
 from dlog.ledger.placement import Placement, RandomPlacement
 from dlog.ledger.placement_policy import RACK, RANDOM
 from dlog.ledger.spread_placement import SpreadPlacement
-from dlog.machine import Answer, Fact, MetadataSeen, Received, SetTimer, Tell, TimerFired, Versioned
+from dlog.machine import Answer, Emit, Fact, MetadataSeen, Received, SetTimer, TimerFired, Versioned
 from dlog.model.ids import NO_ENTRY, BookieId
 from dlog.model.ledger import LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
@@ -191,7 +191,7 @@ class TestPlacement:
         story.add()
         lines = story.lost("b1")
         assert lines == ["tell bookie.lost", "tell placement.not_kept", "write v1 open: 0 a1 a3 a2 b2"]
-        (told,) = (e.event for e in story.effects if isinstance(e, Tell) and isinstance(e.event, PlacementNotKept))
+        (told,) = (e.event for e in story.effects if isinstance(e, Emit) and isinstance(e.event, PlacementNotKept))
         assert (told.ledger, told.entry, told.ensemble) == (LEDGER, 0, ("a1", "a3", "a2", "b2"))
         assert told.shortage == "policy=rack: 2 of 4 write quorums with 1 racks, needed=2"
 

@@ -25,7 +25,7 @@ from dlog.ledger.auditor import (
 )
 from dlog.ledger.events import AuditEnded, BookieMissing, LedgerMisplaced, LedgerNotAudited
 from dlog.ledger.placement_policy import RACK, Locate, PlacementPolicy, policy_metadata
-from dlog.machine import Missing, OutcomeUnknown, Refused, SeenOutcome, Tell, Versioned
+from dlog.machine import Emit, Missing, OutcomeUnknown, Refused, SeenOutcome, Versioned
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import Fragment, LedgerMetadata, LedgerState
 from dlog.model.location import DEFAULT_LOCATION, NetworkLocation
@@ -79,11 +79,11 @@ def test_a_bookie_is_lost_after_the_delay_and_its_ledgers_are_marked() -> None:
     assert auditor.handle(ScanEnded(1)) == []
     assert auditor.handle(BookiesListed(20, ALL - {A})) == []
     assert auditor.handle(BookiesListed(29.9, ALL - {A})) == []
-    assert auditor.handle(BookiesListed(30, ALL - {A})) == [Tell(BookieMissing(A, 10.0)), Scan(2)]
+    assert auditor.handle(BookiesListed(30, ALL - {A})) == [Emit(BookieMissing(A, 10.0)), Scan(2)]
     found = auditor.handle(read(2, (1, of(A, B, C)), (2, of(B, C, D)), (3, of(B, C, D, then=(A, C, D)))))
     assert marked(found) == {1: {A}, 3: {A}}
     assert auditor.handle(LedgerMarked(2, LedgerId(1), True)) == []
-    assert auditor.handle(ScanEnded(2)) == [Tell(AuditEnded(1, 0, ""))]
+    assert auditor.handle(ScanEnded(2)) == [Emit(AuditEnded(1, 0, ""))]
 
 
 def test_a_bookie_that_was_never_seen_is_lost_a_delay_after_the_first_listing() -> None:
@@ -123,7 +123,7 @@ def test_the_delay_of_the_cluster_counts_if_it_is_longer() -> None:
     assert auditor.handle(BookiesListed(300, ALL - {A}, 300)) == [Scan(1)]
     assert marked(auditor.handle(read(1, (1, of(A, B))))) == {}
     auditor.handle(ScanEnded(1))
-    assert auditor.handle(BookiesListed(301, ALL - {A}, 300)) == [Tell(BookieMissing(A, 300.0)), Scan(2)]
+    assert auditor.handle(BookiesListed(301, ALL - {A}, 300)) == [Emit(BookieMissing(A, 300.0)), Scan(2)]
 
 
 def test_one_bad_ledger_stops_no_other() -> None:
@@ -133,11 +133,11 @@ def test_one_bad_ledger_stops_no_other() -> None:
     )
     effects = auditor.handle(page)
     assert marked(effects) == {2: {A}, 5: {A}}
-    assert [effect for effect in effects if isinstance(effect, Tell)] == [Tell(LedgerNotAudited(1, "torn"))]
+    assert [effect for effect in effects if isinstance(effect, Emit)] == [Emit(LedgerNotAudited(1, "torn"))]
     refused = LedgerMarked(1, LedgerId(2), False, DamagedError("no mark"))
-    assert auditor.handle(refused) == [Tell(LedgerNotAudited(2, "no mark"))]
+    assert auditor.handle(refused) == [Emit(LedgerNotAudited(2, "no mark"))]
     assert auditor.handle(LedgerMarked(1, LedgerId(5), False, MetadataUnavailableError("away"))) == []
-    assert auditor.handle(ScanEnded(1)) == [Tell(AuditEnded(0, 2, ""))]
+    assert auditor.handle(ScanEnded(1)) == [Emit(AuditEnded(0, 2, ""))]
     assert auditor.handle(BookiesListed(39, ALL - {A})) == []
     assert auditor.handle(BookiesListed(40, ALL - {A})) == [Scan(2)], "again after retry_s"
 
@@ -154,7 +154,7 @@ def test_a_damaged_ledger_does_not_have_all_ledgers_read_again_and_again() -> No
 
 def test_a_scan_that_was_cut_short_is_told_and_repeated() -> None:
     auditor = started(BookiesListed(0, ALL), BookiesListed(10, ALL))
-    assert auditor.handle(ScanEnded(1, "ZooKeeper is away")) == [Tell(AuditEnded(0, 0, "ZooKeeper is away"))]
+    assert auditor.handle(ScanEnded(1, "ZooKeeper is away")) == [Emit(AuditEnded(0, 0, "ZooKeeper is away"))]
     assert auditor.handle(BookiesListed(40, ALL)) == [Scan(2)]
     assert auditor.handle(read(1, (1, of(B)))) == [], "of an earlier scan"
     assert auditor.handle(ScanEnded(1)) == []
@@ -163,7 +163,7 @@ def test_a_scan_that_was_cut_short_is_told_and_repeated() -> None:
 
 def test_a_bookie_lost_during_a_scan_gets_a_scan_of_its_own() -> None:
     auditor = started(BookiesListed(0, ALL), BookiesListed(5, ALL - {A}), BookiesListed(10, ALL - {A}))
-    assert auditor.handle(BookiesListed(15, ALL - {A})) == [Tell(BookieMissing(A, 10.0))]
+    assert auditor.handle(BookiesListed(15, ALL - {A})) == [Emit(BookieMissing(A, 10.0))]
     auditor.handle(ScanEnded(1))
     assert auditor.handle(BookiesListed(16, ALL - {A})) == [Scan(2)]
 
@@ -191,10 +191,10 @@ def test_closed_ledgers_that_do_not_keep_their_policy_are_named_and_counted_but_
         (7, spread((A, D, B))),
     )
     assert effects == [
-        Tell(LedgerMisplaced(2, 0, (A, B), "policy=rack: 1 of 1 write quorums with 1 racks, needed=2", 1)),
-        Tell(LedgerMisplaced(3, 10, (B, A), "policy=rack: 1 of 1 write quorums with 1 racks, needed=2", 2)),
-        Tell(LedgerMisplaced(7, 0, (A, D, B), "policy=rack: 1 of 3 write quorums with 1 racks, needed=2", 1)),
-        Tell(AuditEnded(0, 0, "", 3)),
+        Emit(LedgerMisplaced(2, 0, (A, B), "policy=rack: 1 of 1 write quorums with 1 racks, needed=2", 1)),
+        Emit(LedgerMisplaced(3, 10, (B, A), "policy=rack: 1 of 1 write quorums with 1 racks, needed=2", 2)),
+        Emit(LedgerMisplaced(7, 0, (A, D, B), "policy=rack: 1 of 3 write quorums with 1 racks, needed=2", 1)),
+        Emit(AuditEnded(0, 0, "", 3)),
     ]
     assert auditor.misplaced == 3
 
@@ -214,7 +214,7 @@ def test_placement_is_checked_every_so_often_and_ledgers_that_are_in_place_again
 def test_a_scan_that_was_cut_short_counts_nothing_and_the_next_one_looks() -> None:
     auditor = started(BookiesListed(0, ALL))
     assert len(scanned(auditor, 10, (2, spread((A, B))))) == 2
-    away = Tell(AuditEnded(0, 0, "away"))
+    away = Emit(AuditEnded(0, 0, "away"))
     assert scanned(auditor, 310, (1, spread((B, A))), (2, spread((A, B))), reason="away") == [away]
     assert auditor.misplaced == 1
     assert len(scanned(auditor, 340, (1, spread((B, A))), (2, spread((A, B))))) == 3
@@ -224,7 +224,7 @@ def test_a_scan_that_was_cut_short_counts_nothing_and_the_next_one_looks() -> No
 def test_a_ledger_that_could_not_be_read_leaves_the_count_and_the_next_scan_looks() -> None:
     auditor = started(BookiesListed(0, ALL))
     assert len(scanned(auditor, 10, (1, spread((B, A))), (2, spread((A, B))))) == 3
-    unread = Tell(AuditEnded(0, 1, ""))
+    unread = Emit(AuditEnded(0, 1, ""))
     assert scanned(auditor, 310, (1, OutcomeUnknown()), (2, spread((A, B)))) == [unread]
     assert auditor.misplaced == 2, "ledger 1 may still be misplaced"
     assert len(scanned(auditor, 340, (1, spread((B, C))), (2, spread((A, B))))) == 2
@@ -251,9 +251,9 @@ def test_only_so_many_misplaced_ledgers_are_named() -> None:
     auditor = started(BookiesListed(0, ALL))
     many = [(number, spread((A, B))) for number in range(MISPLACED_NAMED_MAX + 50)]
     *named, ended = scanned(auditor, 10, *many)
-    events = [effect.event for effect in named if isinstance(effect, Tell)]
+    events = [effect.event for effect in named if isinstance(effect, Emit)]
     assert [event.ledger for event in events if isinstance(event, LedgerMisplaced)] == list(range(MISPLACED_NAMED_MAX))
-    assert ended == Tell(AuditEnded(0, 0, "", MISPLACED_NAMED_MAX + 50))
+    assert ended == Emit(AuditEnded(0, 0, "", MISPLACED_NAMED_MAX + 50))
 
 
 def test_a_misplaced_ledger_of_a_lost_bookie_is_marked_for_that_bookie_alone() -> None:
@@ -269,7 +269,7 @@ def test_a_paused_bookie_is_not_lost_until_its_pause_is_over() -> None:
     auditor.handle(ScanEnded(1))
     assert auditor.handle(BookiesListed(20, gone, paused=paused)) == []
     assert auditor.handle(BookiesListed(300, gone, paused=paused)) == []
-    assert auditor.handle(BookiesListed(301, gone)) == [Tell(BookieMissing(A, 281.0)), Scan(2)], "its delay is over"
+    assert auditor.handle(BookiesListed(301, gone)) == [Emit(BookieMissing(A, 281.0)), Scan(2)], "its delay is over"
     assert marked(auditor.handle(read(2, (1, of(A, B))))) == {1: {A}}
     auditor.handle(BookiesListed(302, gone, paused=paused))
     assert marked(auditor.handle(read(2, (2, of(A, B))))) == {}, "announced in the middle of a scan"
@@ -280,7 +280,7 @@ def test_a_bookie_that_goes_at_the_end_of_its_pause_has_the_usual_delay() -> Non
     auditor.handle(ScanEnded(1))
     auditor.handle(BookiesListed(300, ALL - {A}, paused=frozenset({A})))
     assert auditor.handle(BookiesListed(309, ALL - {A})) == []
-    assert auditor.handle(BookiesListed(310, ALL - {A})) == [Tell(BookieMissing(A, 10.0)), Scan(2)]
+    assert auditor.handle(BookiesListed(310, ALL - {A})) == [Emit(BookieMissing(A, 10.0)), Scan(2)]
 
 
 def test_the_next_auditor_keeps_a_pause_and_notices_its_end() -> None:
@@ -289,7 +289,7 @@ def test_the_next_auditor_keeps_a_pause_and_notices_its_end() -> None:
     assert auditor.handle(BookiesListed(10, gone, paused=paused)) == [Scan(1)]
     assert marked(auditor.handle(read(1, (1, of(A, B))))) == {}
     auditor.handle(ScanEnded(1))
-    assert auditor.handle(BookiesListed(50, gone)) == [Tell(BookieMissing(A, 50.0)), Scan(2)]
+    assert auditor.handle(BookiesListed(50, gone)) == [Emit(BookieMissing(A, 50.0)), Scan(2)]
     assert marked(auditor.handle(read(2, (1, of(A, B))))) == {1: {A}}
 
 

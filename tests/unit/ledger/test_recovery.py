@@ -10,7 +10,7 @@ from dlog.ledger.placement import Placement
 from dlog.ledger.placement_policy import RACK, RANDOM, policy_metadata
 from dlog.ledger.recovery import LedgerRecoverer, Recover, RecoveryOptions
 from dlog.ledger.spread_placement import SpreadPlacement
-from dlog.machine import Answer, Send, Tell
+from dlog.machine import Answer, Emit, Send
 from dlog.model.ledger import LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code
@@ -306,7 +306,7 @@ class TestStrictPolicy:
             "tell ensemble.changed",
             "tell placement.not_kept",
         ]
-        told = next(e.event for e in story.effects if isinstance(e, Tell) and isinstance(e.event, PlacementNotKept))
+        told = next(e.event for e in story.effects if isinstance(e, Emit) and isinstance(e.event, PlacementNotKept))
         assert (told.ledger, told.entry) == (LEDGER, 0) and "policy=rack strict" in told.shortage
         self.ends(story, "a3")
 

@@ -44,6 +44,7 @@ from dlog.machine import (
     CompareAndSet,
     Conflict,
     Effect,
+    Emit,
     Fact,
     MetadataSeen,
     Missing,
@@ -52,7 +53,6 @@ from dlog.machine import (
     Refused,
     Send,
     SetTimer,
-    Tell,
     TimerFired,
     Versioned,
 )
@@ -333,7 +333,7 @@ class Actor:
                 self.timers[key] = after_s
             case CancelTimer(key):
                 self.timers.pop(key, None)
-            case Tell(event):
+            case Emit(event):
                 self.events.append(event)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from dlog.machine import Answer, Asked, Effect, Fact, Received, Send, SetTimer, Tell, TimerFired
+from dlog.machine import Answer, Asked, Effect, Emit, Fact, Received, Send, SetTimer, TimerFired
 from dlog.model.ids import Epoch
 from dlog.model.object_streams import NodeEpoch, NodeId, ObjectStreamId, WalPosition, WalSegment
 from dlog.objects.failover import FailoverWorker
@@ -50,7 +50,7 @@ class Driven:
                 self.answers[ticket] = result
             case SetTimer(key):
                 self.timers.append(key)
-            case Tell(event):
+            case Emit(event):
                 self.told.append(event)
             case _:
                 raise AssertionError(effect)

@@ -8,7 +8,7 @@ import pytest
 
 from dlog.errors import DLogError, FencedError, InvalidRequestError, OverCapacityError
 from dlog.events import MetadataSnapshotFailed, ObjectNodeOpened, ObjectsNotDeleted, UploadsExpired
-from dlog.machine import Answer, Tell
+from dlog.machine import Answer, Emit
 from dlog.model.ids import Epoch
 from dlog.model.object_streams import (
     KeyDeleted,
@@ -110,7 +110,7 @@ class Story:
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
     def told(self, kind: type[T]) -> list[T]:
-        return [effect.event for effect in self.of(Tell) if isinstance(effect.event, kind)]
+        return [effect.event for effect in self.of(Emit) if isinstance(effect.event, kind)]
 
 
 def open_node(epoch: int = 1, nonce: bytes = b"x", *, is_failover: bool = False) -> OpenNode:

@@ -67,7 +67,7 @@ class Proxy:
         self.events: list[Any] = []
         made = cast(dict[str, SegmentStore], dict.fromkeys(stores or ("ledger",), self.store))
         nobody = cast(Any, None)  # no stream is owned here
-        self.admin = Admin(metadata, made, nobody, nobody, tasks or nobody, tell=self.events.append)
+        self.admin = Admin(metadata, made, nobody, nobody, tasks or nobody, on_event=self.events.append)
 
 
 async def deleted_stream(metadata: MemoryMetadata, segments: Sequence[Segment]) -> str:

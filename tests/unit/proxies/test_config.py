@@ -119,7 +119,7 @@ def test_sizes_and_seconds_come_as_text_and_go_as_numbers() -> None:
 
 async def test_a_proxy_on_every_interface_is_known_by_the_name_of_its_machine() -> None:
     options = ReadOptions(host="0.0.0.0")
-    listener = serving.Listener("read", "", serving.limits(options), options, _no_session, tell=lambda _: None)
+    listener = serving.Listener("read", "", serving.limits(options), options, _no_session, on_event=lambda _: None)
     try:
         host, _, port = (await listener.bind()).rpartition(":")
     finally:

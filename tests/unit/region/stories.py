@@ -6,7 +6,7 @@ from typing import Any
 
 from dlog.errors import DLogError
 from dlog.events import Event
-from dlog.machine import Answer, Asked, Effect, Fact, Machine, Received, Send, SetTimer, Tell, TimerFired
+from dlog.machine import Answer, Asked, Effect, Emit, Fact, Machine, Received, Send, SetTimer, TimerFired
 from dlog.region.messages import AppendRecords, DeleteBefore, Question, ReadRecords, Topic, TopicFailed
 from dlog.wire.region import RecordKind
 from tests.unit.region.topic_lists import TopicList
@@ -40,7 +40,7 @@ class TopicStory:
                 case Answer(ticket, result):
                     assert ticket not in self.results, "answered once"
                     self.results[ticket] = result
-                case Tell(event):
+                case Emit(event):
                     self.events.append(event)
                 case SetTimer(key):
                     self.timers.append(key)

@@ -135,7 +135,7 @@ class Cluster:
             node=node,
             processes=processes,
             check_objects=self.check_objects,
-            tell=self.events.append,
+            on_event=self.events.append,
         )
         return await self._stack.enter_async_context(opening)
 

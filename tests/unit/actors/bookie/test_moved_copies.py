@@ -69,7 +69,7 @@ class World:
             self.others,
             perform=self.perform,
             drop=self.drop,
-            tell=self.told.append,
+            on_event=self.told.append,
         )
 
     def perform(self, fact: object) -> None:
