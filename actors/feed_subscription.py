@@ -65,9 +65,9 @@ class FeedSubscription:
         return True
 
     def say(self, reply: SourceReply) -> None:
-        self.hear(Received(SOURCE, reply))
+        self.deliver(Received(SOURCE, reply))
 
-    def hear(self, fact: Fact) -> None:
+    def deliver(self, fact: Fact) -> None:
         """Post a fact, which may be shared with other readers."""
         if not self.is_closed:
             self.post(fact)

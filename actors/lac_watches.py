@@ -112,7 +112,7 @@ class LacWatches:
         self._watching = left
         self._pacer.took(len(answered))
         for subscription, fact in answered:
-            subscription.hear(fact)
+            subscription.deliver(fact)
 
     def fail(self, error: DLogError, key: str | None = None) -> None:
         """Fail the requests for the segment of this key; None: all."""

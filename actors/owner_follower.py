@@ -87,7 +87,7 @@ class OwnerFollower:
         finally:
             self._tail_seekers -= 1
 
-    async def tells_tail(self, reads_before: int) -> bool:
+    async def confirms_tail(self, reads_before: int) -> bool:
         """Whether the owner has sent its LAC after this call began. reads_before: see FeedSubscription.
 
         Metadata read after the reader came names the owner at that time or later; an owner that claimed the stream

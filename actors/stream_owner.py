@@ -88,7 +88,7 @@ class StreamOwnerActor:
             name=self.name,
             send=self._desk.send,
             metadata=metadata,
-            on_event=self._hear,
+            on_event=self._handle_event,
             requests_max=requests_max,
             shared=shared,
             clock=clock,
@@ -164,7 +164,7 @@ class StreamOwnerActor:
     def _post(self, fact: Any) -> None:
         self._driver.post(fact)
 
-    def _hear(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if isinstance(event, LacMoved):
             self._on_lac(event)
         else:

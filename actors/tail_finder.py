@@ -48,7 +48,7 @@ class TailFinder:
         """
         metadata = self._metadata
         with self._owner.wanted():
-            while not (told := await self._owner.tells_tail(reads_before)):
+            while not (told := await self._owner.confirms_tail(reads_before)):
                 before = metadata.owner
                 if (error := await metadata.refreshed()) is not None:
                     raise error

@@ -283,7 +283,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             for message in self._messages:
                 if self._session is not None:
-                    self._hear(self._session, message)
+                    self._received(self._session, message)
                 elif self.is_open:
                     self._greet(message)
                 left -= 1
@@ -371,7 +371,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None and self._transport.can_write_eof():
             self._transport.write_eof()
 
-    def _hear(self, session: Session, message: Message) -> None:
+    def _received(self, session: Session, message: Message) -> None:
         try:
             session.received(message)
         except ProtocolError:

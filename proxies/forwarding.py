@@ -139,7 +139,7 @@ class Forwarding:
         return request in self._reads
 
     def credit(self, credit: Credit) -> None:
-        self._tell_reader(credit.request, lambda number: replace(credit, request=number))
+        self._send_for_reader(credit.request, lambda number: replace(credit, request=number))
 
     def cancel(self, request: int) -> None:
         found = self._reads.pop(request, None)
@@ -272,7 +272,7 @@ class Forwarding:
         if read.request not in self._reads:
             return  # cancelled while the pipe was opened
 
-        def hear(message: Message) -> None:
+        def on_message(message: Message) -> None:
             self._connection.send(_under(read.request, message))
             if isinstance(message, Failed) or _ends(message, read.follow):
                 pipe.forget(number)
@@ -280,7 +280,7 @@ class Forwarding:
 
         lost = ConnectionLostError("lost the connection to the read proxy of this reader", outcome_unknown=False)
         number = pipe.subscribe(
-            lambda n: replace(read, request=n, forwarded=True), hear, lambda: self._end_read(read.request, lost)
+            lambda n: replace(read, request=n, forwarded=True), on_message, lambda: self._end_read(read.request, lost)
         )
         self._reads[read.request] = (self._reads[read.request][0], number)
 
@@ -288,7 +288,7 @@ class Forwarding:
         if self._reads.pop(request, None) is not None:
             self._connection.fail(request, error)
 
-    def _tell_reader(self, request: int, question: Callable[[int], Question]) -> None:
+    def _send_for_reader(self, request: int, question: Callable[[int], Question]) -> None:
         found = self._reads.get(request)
         if found is None:
             return
@@ -296,7 +296,7 @@ class Forwarding:
         if number is not None and route.pipe is not None:
             route.pipe.say(question(number))
         elif number is None:
-            route.waiting.append((lambda _: self._tell_reader(request, question), lambda _: None))
+            route.waiting.append((lambda _: self._send_for_reader(request, question), lambda _: None))
 
 
 def _under(request: int, message: Any) -> Message:

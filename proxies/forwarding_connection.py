@@ -44,7 +44,7 @@ class ForwardingConnection(ProxyConnection):
         self._out: list[bytes | bytearray | memoryview] = []
         self._flush_due = False
         self._is_held = False
-        self._heard = 0  # messages received
+        self._messages_received = 0
 
     def write(self, batch: Write, answer: Answer) -> None:
         """Forward a batch, in order, at the end of this turn; `answer` is called once with the result."""
@@ -89,14 +89,14 @@ class ForwardingConnection(ProxyConnection):
         alive we wait for up to slow_s since its last message.
         """
         now_s = asyncio.get_running_loop().time
-        heard, heard_s = self._heard, now_s()
+        messages, received_s = self._messages_received, now_s()
         while not self.ended:
             await asyncio.sleep(every_s)
-            if not await self.ping(timeout_s) and self._heard == heard and not self._is_held:
-                if now_s() - heard_s >= slow_s or not (await is_alive() or self._heard != heard):
+            if not await self.ping(timeout_s) and self._messages_received == messages and not self._is_held:
+                if now_s() - received_s >= slow_s or not (await is_alive() or self._messages_received != messages):
                     return
             else:
-                heard, heard_s = self._heard, now_s()
+                messages, received_s = self._messages_received, now_s()
 
     # ---- called by the transport -------------------------------------------------------------------------------------
 
@@ -125,8 +125,8 @@ class ForwardingConnection(ProxyConnection):
         if out and self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(out)
 
-    def _hear(self, message: Message) -> None:
-        self._heard += 1
+    def _received(self, message: Message) -> None:
+        self._messages_received += 1
         match message:
             case Written():
                 self._on_written(message)
@@ -135,7 +135,7 @@ class ForwardingConnection(ProxyConnection):
             case GoAway():
                 self.on_goaway()
             case _:
-                super()._hear(message)
+                super()._received(message)
 
     def _on_written(self, message: Written) -> None:
         if not 0 <= message.last - message.first < len(self._batches):

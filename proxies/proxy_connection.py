@@ -82,17 +82,17 @@ class ProxyConnection(asyncio.Protocol):
         return future
 
     def subscribe(
-        self, question: Callable[[int], Question], hear: Callable[[Message], None], on_end: Callable[[], None]
+        self, question: Callable[[int], Question], on_message: Callable[[Message], None], on_end: Callable[[], None]
     ) -> int:
         """Send a request for pushes; returns its number.
 
-        hear: called with each message of that number, Failed included. on_end: called once if the connection ends.
-        Raises ConnectionLostError.
+        on_message: called with each message of that number, Failed included. on_end: called once if the connection
+        ends. Raises ConnectionLostError.
         """
         if self._ended:
             raise ConnectionLostError(f"connection lost: address={self.address}", outcome_unknown=False)
         self._request += 1
-        self._pushed[self._request] = (hear, on_end)
+        self._pushed[self._request] = (on_message, on_end)
         self._send(question(self._request))
         return self._request
 
@@ -133,7 +133,7 @@ class ProxyConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for message in self._decoder.feed(data):
-                self._hear(message)
+                self._received(message)
         except ProtocolError as error:
             self._end(error.message)
             if self._transport is not None:
@@ -152,7 +152,7 @@ class ProxyConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(b"".join(encode(question)))
 
-    def _hear(self, message: Message) -> None:
+    def _received(self, message: Message) -> None:
         number = getattr(message, "request", 0)
         if number == 0 and isinstance(message, Failed):  # not a reply: the peer says why it closes
             self._farewell = message.message

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logs.setup(log_format, role="bookie", port=options.port)
         logs.log_event(settings.configured("bookie", options, config))
         if ignored := settings.ignored_variables():
-            _tell(VariablesIgnored(ignored))
+            _report_event(VariablesIgnored(ignored))
         section = settings.load(LedgerOptions, "ledger", config, {})
         logs.log_event(settings.configured("ledger", section, config))
         await serve(options, section)
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def serve(options: BookieOptions, section: LedgerOptions) -> None:
     """Run until SIGTERM. section: [ledger], for connections to other bookies. Raises the errors of `running.run`, and
     ConfigError if the port cannot be bound or the certificate cannot be used."""
-    stopping = process.stop_event(_tell)
+    stopping = process.stop_event(_report_event)
     context = (
         tls.server_context(options.tls_certificate, options.tls_key, options.tls_client_ca)
         if options.tls_certificate
@@ -110,7 +110,7 @@ async def serve(options: BookieOptions, section: LedgerOptions) -> None:
             server = HttpServer({"/ready": readiness.answer})
             stack.callback(server.close)
             await server.listen(options.host, options.http_port)
-        await run_bookie(options, environment, stopping, on_event=_tell, on_ready=on_ready)
+        await run_bookie(options, environment, stopping, on_event=_report_event, on_ready=on_ready)
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -126,7 +126,7 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _tell(event: Event) -> None:
+def _report_event(event: Event) -> None:
     logs.log_event(event)
     metrics.count(event)
 

@@ -155,9 +155,9 @@ class GarbageCollection:
         while True:
             await self._new.wait()
             self._new.clear()
-            heard = frozenset(self._machine.take_new())
-            self._unseen |= heard
-            for effect in self._collector.handle(NewLedgersSeen(heard)):
+            new = frozenset(self._machine.take_new())
+            self._unseen |= new
+            for effect in self._collector.handle(NewLedgersSeen(new)):
                 answer = await self._read(effect.ledgers)
                 self._collector.handle(NewLedgersRead(answer.present, effect.contact))
 

@@ -67,7 +67,7 @@ from dlog.machine import (
 )
 from dlog.model.ids import BookieId, LedgerId
 from dlog.wire.bookie import Code, CollectionReport, CollectionState
-from dlog.wire.bookie_v3_messages import SpaceTold
+from dlog.wire.bookie_v3_messages import SpaceReply
 
 PLAIN_TOLD_S = 60.0  # between two events of refused plain connections
 ABANDON_S = 2.0  # to wait for threads that may hang in a failed disk
@@ -135,7 +135,7 @@ class BookieServer:
             threads,
             post=self._post,
             on_failed=self._fail,
-            on_event=self._tell_from_thread,
+            on_event=self._emit_from_thread,
         )
         self._facts: deque[Any] = deque()
         self._dirty: list[Connection] = []
@@ -475,7 +475,7 @@ class BookieServer:
         if self._closing:
             facts.clear()  # e.g. a read that was running: its client is gone
         while facts and self._failure is None:
-            fact = self._disk.heard(facts.popleft())
+            fact = self._disk.to_fact(facts.popleft())
             if fact is not None:
                 self._perform(fact)
                 if isinstance(fact, IndexRewritten) and self._rewriting is not None and not self._rewriting.done():
@@ -526,11 +526,11 @@ class BookieServer:
 
     def _perform_space_asked(self, effect: SpaceAsked) -> None:
         def told(space: tuple[int, int] | None) -> None:
-            answer = SpaceTold(Code.IO_ERROR)
+            answer = SpaceReply(Code.IO_ERROR)
             if space is not None:
                 total_bytes, free_bytes = space
                 asked = effect.request
-                answer = SpaceTold(Code.OK, total_bytes if asked.total else None, free_bytes if asked.free else None)
+                answer = SpaceReply(Code.OK, total_bytes if asked.total else None, free_bytes if asked.free else None)
             effect.peer.send(answer)  # type: ignore[attr-defined]  # the peer is a V3Exchange
             self._settle()
 
@@ -557,7 +557,7 @@ class BookieServer:
         self._standing_changed.set()
         self._on_event(effect.event)
 
-    def _tell_from_thread(self, event: Event) -> None:
+    def _emit_from_thread(self, event: Event) -> None:
         self._threads.to_loop(self._on_event, event)
 
     def _settle(self) -> None:

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         section = settings.load(LedgerOptions, "ledger", config, {})
         logs.log_event(settings.configured("ledger", section, config))
         if ignored := settings.ignored_variables():
-            _tell(VariablesIgnored(ignored))
+            _report_event(VariablesIgnored(ignored))
         await serve(options, section, name)
         return 0
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def serve(options: RecoveryOptions, section: LedgerOptions, name: str) -> None:
     """Run until SIGTERM. section: [ledger], for the choice of replacements. name: of this process, in votes and locks.
     Raises ConfigError, ClusterNotFoundError, MetadataUnavailableError, UnsupportedVersionError before it is ready."""
-    stopping = process.stop_event(_tell)
+    stopping = process.stop_event(_report_event)
     rng = random.Random(os.urandom(8))
 
     @contextlib.asynccontextmanager
@@ -66,10 +66,10 @@ async def serve(options: RecoveryOptions, section: LedgerOptions, name: str) -> 
     def ready(address: str) -> None:
         process.ready("recovery", name, address)
 
-    await run(options, section, name, environment, stopping, on_event=_tell, rng=rng, on_ready=ready)
+    await run(options, section, name, environment, stopping, on_event=_report_event, rng=rng, on_ready=ready)
 
 
-def _tell(event: Event) -> None:
+def _report_event(event: Event) -> None:
     logs.log_event(event)
     metrics.count(event)
 

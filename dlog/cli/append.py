@@ -129,7 +129,7 @@ async def _append(
         pipeline = tally.pipeline = client.pipeline(stream, tally.written)
         batches = framed_batches(descriptor) if framed else line_batches(descriptor)
         async with asyncio.TaskGroup() as tasks:
-            telling = tasks.create_task(_tell_why_it_waits(pipeline, quiet=as_json), name="tell why it waits")
+            telling = tasks.create_task(_explain_waiting(pipeline, quiet=as_json), name="tell why it waits")
             sending = tasks.create_task(_send(pipeline, tally, batches), name="send")
             with _ended_by_signals(sending):
                 await asyncio.wait((sending,))
@@ -187,7 +187,7 @@ def _stopped(tally: Tally) -> StoppedError:
     )
 
 
-async def _tell_why_it_waits(pipeline: Pipeline, *, quiet: bool) -> None:
+async def _explain_waiting(pipeline: Pipeline, *, quiet: bool) -> None:
     """Report once, on stderr, why records are not being acknowledged."""
     since_s: float | None = None
     while not quiet:

@@ -42,7 +42,7 @@ from dlog.wire.bookie import (
     ResponseDecoder,
     encode_request,
 )
-from dlog.wire.bookie_v3_messages import SpaceTold
+from dlog.wire.bookie_v3_messages import SpaceReply
 
 PATIENCE_S = 3.0
 COLLECT_PATIENCE_S = 10.0  # a bookie may be busy while it collects
@@ -143,7 +143,7 @@ async def _status(
         for bookie, (info, state) in sorted(known.items()):
             cookie = await metadata.read_cookie(bookie)
             alive, answers = await _ask(info)
-            space = await _space(info) if alive else SpaceTold(Code.IO_ERROR)
+            space = await _space(info) if alive else SpaceReply(Code.IO_ERROR)
             rows.append(
                 {
                     "bookie": bookie,
@@ -170,12 +170,12 @@ async def _ask(info: BookieInfo) -> tuple[bool, str]:
     return True, f"in {(monotonic_s() - begun_s) * 1000:.1f} ms"
 
 
-async def _space(info: BookieInfo) -> SpaceTold:
+async def _space(info: BookieInfo) -> SpaceReply:
     """The space of the bookie's disks; without figures if it does not tell."""
     try:
         return await read_space(info.host, info.port, PATIENCE_S, bookie_client_options().tls_context())
     except (OSError, ConnectionLostError, ProtocolError):
-        return SpaceTold(Code.IO_ERROR)
+        return SpaceReply(Code.IO_ERROR)
 
 
 def _free(row: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ import click
 
 from dlog.cli.demo_words import count_words
 from dlog.cli.discovery import RunningCluster, read_run_file
-from dlog.cli.main import heard
+from dlog.cli.main import run_flushed
 from dlog.cli.output import EXIT_FAILED, EXIT_OK, CommandError, FileRefusedError, OutputLostError, output, print_error
 from dlog.client.batch import BatchResult
 from dlog.client.client import Client, connect
@@ -146,13 +146,13 @@ async def _demo(
             begun_s = monotonic_s()
             appended = await _append(client, directory, lines, victim)
             seconds = monotonic_s() - begun_s
-            _tell_append(appended, len(lines), size, seconds, begun_s)
+            _say_appended(appended, len(lines), size, seconds, begun_s)
             first = appended.batches[0].first
             everything = await _compare(client, at_dlsn(first), lines, appended.batches)
-            _tell_compared(f"read back from {first}", everything, len(lines))
+            _say_compared(f"read back from {first}", everything, len(lines))
             txid, index = _middle(appended)
             half = await _compare(client, at_txid(txid), lines[index:], [])
-            _tell_compared(f"read back from txid {txid} in the middle", half, len(lines) - index)
+            _say_compared(f"read back from txid {txid} in the middle", half, len(lines) - index)
             owner = await client.owner(STREAM)
             _say(f"the stream is owned by {owner.location} now, in epoch {owner.epoch}")
         is_counted = await _count_words(running, lines)
@@ -329,7 +329,7 @@ async def _count_words(running: RunningCluster, lines: list[bytes]) -> bool:
 # ---- output ---------------------------------------------------------------------------------------------------------
 
 
-def _tell_append(appended: Appended, lines: int, size: int, seconds: float, begun_s: float) -> None:
+def _say_appended(appended: Appended, lines: int, size: int, seconds: float, begun_s: float) -> None:
     first, last = appended.batches[0].first, appended.batches[-1].last
     _say(
         f"appended {appended.records:,} of {lines:,} records, {size / 1e6:.1f} MB, {first} .. {last}, "
@@ -342,7 +342,7 @@ def _tell_append(appended: Appended, lines: int, size: int, seconds: float, begu
         )
 
 
-def _tell_compared(what: str, compared: Compared, records: int) -> None:
+def _say_compared(what: str, compared: Compared, records: int) -> None:
     rate = records / compared.seconds if compared.seconds else 0
     _say(
         f"{what}: {records:,} records in {compared.seconds:.2f} s, {rate:,.0f} records/s; "
@@ -402,7 +402,7 @@ def _library_lines() -> list[bytes]:
 
 def main() -> int:
     """Returns the exit code: 0 all equal, 1 a difference or a failure, 2 wrong usage."""
-    return heard(_run)
+    return run_flushed(_run)
 
 
 def _run() -> int:

@@ -86,10 +86,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code. Errors that a user can cause are printed without a traceback."""
     given = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in given
-    return heard(lambda: _run(given, as_json), as_json=as_json)
+    return run_flushed(lambda: _run(given, as_json), as_json=as_json)
 
 
-def heard(command: Callable[[], int], *, as_json: bool = False) -> int:
+def run_flushed(command: Callable[[], int], *, as_json: bool = False) -> int:
     """Run `command` and flush its output; returns the exit code of the process.
 
     A closed pipe ends the command without failure (exit 0): its reader wants no more. Output that cannot be written
@@ -100,10 +100,10 @@ def heard(command: Callable[[], int], *, as_json: bool = False) -> int:
     if sys.stdout is None:
         return print_error(CommandError("standard output is closed", "redirect it to a file or /dev/null"))
     with waiting_output():
-        return _heard(command, as_json)
+        return _run_flushed(command, as_json)
 
 
-def _heard(command: Callable[[], int], as_json: bool) -> int:
+def _run_flushed(command: Callable[[], int], as_json: bool) -> int:
     streams = sys.stdout, sys.stderr
     try:
         code = command()

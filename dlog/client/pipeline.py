@@ -205,7 +205,7 @@ class Pipeline:
         while rows and rows[0].is_answered:
             row = rows.popleft()
             if self._cause is None and row.result is not None:
-                self._tell(row, row.result)
+                self._report(row, row.result)
             else:
                 self._cause = self._cause or row.error
                 self._fates.append(row.fate())
@@ -216,7 +216,7 @@ class Pipeline:
             if not news.done():
                 news.set_result(None)
 
-    def _tell(self, row: _RecordRun, result: BatchResult) -> None:
+    def _report(self, row: _RecordRun, result: BatchResult) -> None:
         self._told += row.count
         if self._on_written is None:
             return

@@ -76,7 +76,7 @@ class ReadSession:
         self._router = router
         self._options = options
         self._loop = asyncio.get_running_loop()
-        self._heard: deque[proxy.Entries | proxy.ReaderEvent | DLogError] = deque()
+        self._received: deque[proxy.Entries | proxy.ReaderEvent | DLogError] = deque()
         self._wake = asyncio.Event()
         self._connection: Connection | None = None
         self._request = 0
@@ -103,25 +103,25 @@ class ReadSession:
         _keep_freed_memory()
         try:
             while not self._ended:
-                if self._connection is None and not self._heard:
+                if self._connection is None and not self._received:
                     await self._open()
-                while self._heard:
-                    heard = self._heard.popleft()
-                    if isinstance(heard, proxy.Entries):
-                        batches = self._take(heard)
+                while self._received:
+                    received = self._received.popleft()
+                    if isinstance(received, proxy.Entries):
+                        batches = self._take(received)
                         self._left = len(batches)
                         for batch in batches:
                             self._left -= 1
                             self._delivered = batch.dlsn[:2]
                             yield batch
-                        self._delivered = _last_of(heard)
-                    elif isinstance(heard, proxy.ReaderEvent):
-                        self._on_reader_event(heard)
+                        self._delivered = _last_of(received)
+                    elif isinstance(received, proxy.ReaderEvent):
+                        self._on_reader_event(received)
                     else:
-                        self._on_trouble(heard)
+                        self._on_trouble(received)
                 if self._connection is not None and not self._ended:
                     self._wake.clear()
-                    await self._hear()
+                    await self._wait_for_server()
         finally:
             self._leave()
 
@@ -139,7 +139,7 @@ class ReadSession:
     @property
     def is_caught_up(self) -> bool:
         """Whether every record that came was delivered, and the proxy knew of no more."""
-        has_more = self._left > 0 or any(isinstance(heard, proxy.Entries) for heard in self._heard)
+        has_more = self._left > 0 or any(isinstance(one, proxy.Entries) for one in self._received)
         return not has_more and self.lag == Lag(0, 0)
 
     # ---- called by the connection (ReaderPort) ----------------------------------------------------------------------
@@ -149,7 +149,7 @@ class ReadSession:
         segments, more = self._announced or (0, 0)
         self._announced = None
         self._end = segment + segments, entry + more if more is not None else None
-        self._heard.append(entries)
+        self._received.append(entries)
         self._wake.set()
 
     def on_event(self, event: proxy.ReaderEvent) -> None:
@@ -160,16 +160,16 @@ class ReadSession:
                 return
             case ReaderEventKind.CAUGHT_UP | ReaderEventKind.END_OF_STREAM:
                 self._end, self._is_tail_told = self._arrived, True
-        self._heard.append(event)
+        self._received.append(event)
         self._wake.set()
 
     def on_failed(self, error: DLogError) -> None:
-        self._heard.append(error)
+        self._received.append(error)
         self._wake.set()
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    async def _hear(self) -> None:
+    async def _wait_for_server(self) -> None:
         """Wait for the server. Leave one that is alive but, before the tail, sends no records for the stall timeout.
 
         On a slow network records may still be in transit, so the server is pinged first: its reply comes after all
@@ -191,7 +191,7 @@ class ReadSession:
             ping = tasks.create_task(self._ping(self._connection), name=f"ping the reader of {self.stream}")
             await self._wake.wait()
             ping.cancel()
-        if not self._heard:
+        if not self._received:
             self._patience_s = min(2 * stall_s, self._options.read_deadline_s)
             self._on_trouble(RequestTimeoutError(f"no records from the proxy for {stall_s:g} s", outcome_unknown=False))
 

@@ -35,7 +35,7 @@ from dlog.events import Event
 from dlog.io.driver import Driver
 from dlog.io.kafka_settings import KafkaTopicsOptions
 from dlog.io.kafka_topics import KafkaTopics
-from dlog.io.region_topics import READ_BYTES, RegionTopics, region_driver, tell_failure
+from dlog.io.region_topics import READ_BYTES, RegionTopics, region_driver, report_failure
 from dlog.io.topics import open_topics
 from dlog.region.loading import UNUSABLE, RegionLoader
 from dlog.region.messages import (
@@ -272,7 +272,7 @@ class Region:
         await self._driver.ask(OpenRegion())
 
     def _driver_ended(self, driver: Driver, error: Exception | None) -> None:
-        tell_failure(self._on_event, self._number, error)
+        report_failure(self._on_event, self._number, error)
 
     def begin_cleaning(self, every_s: float) -> None:
         """Clean it from time to time, until it ends. Called at most once."""

@@ -58,15 +58,15 @@ class Feed:
                 if self._is_asleep:
                     self._wake()
                 while not has_no_news():
-                    self._hear()
+                    self._call_listener()
                 while self._handed_bytes - self._taken_bytes > HANDED_BYTES_MAX and not self._is_over:
-                    self._hear()
+                    self._call_listener()
                 if self._is_over:
                     break
             hand_over(None)
             self._wake()
             while not self._is_over or not has_no_news():
-                self._hear()
+                self._call_listener()
             running.result()
         except concurrent.futures.CancelledError:
             raise ClosedError("this client was closed by another thread; open another", outcome_unknown=True) from None
@@ -83,7 +83,7 @@ class Feed:
         except RuntimeError:  # the loop is closed
             raise ClosedError("this client was closed by another thread; open another", outcome_unknown=True) from None
 
-    def _hear(self) -> None:
+    def _call_listener(self) -> None:
         row = self._news.get()
         if row is not None:
             self._on_written(row)

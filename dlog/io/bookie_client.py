@@ -296,7 +296,7 @@ class BookieClient:
         self._addresses[bookie] = address
         return address
 
-    def heard(self, bookie: BookieId) -> None:
+    def responded(self, bookie: BookieId) -> None:
         """Reset the back-off: the bookie has responded."""
         self._resting.pop(bookie, None)
 
@@ -360,7 +360,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._out: list[Buffer] = []
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
-        self._heard = False
+        self._has_responded = False
         self._lost = False
         self.deferring: dict[BookieRequester, None] = {}  # sent adds with deferred sync, which a loss may undo
 
@@ -494,9 +494,9 @@ class _Connection(asyncio.BufferedProtocol):
         if self._agreed is not None:
             self._take_agreement(self._agreed, nbytes)
             return
-        if not self._heard:
-            self._heard = True
-            self._client.heard(self._bookie)
+        if not self._has_responded:
+            self._has_responded = True
+            self._client.responded(self._bookie)
         try:
             for response in received(self._decoder, nbytes):
                 if isinstance(response, V3Reply):

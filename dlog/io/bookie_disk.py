@@ -112,7 +112,7 @@ class BookieDisk:
         """Give the queued records to the writers of the journals."""
         self._journals.submit()
 
-    def heard(self, fact: Any) -> Any:
+    def to_fact(self, fact: Any) -> Any:
         """Translate a result that a disk thread posted to the loop into a fact for the state machine `Bookie`.
 
         None: there is nothing for it to handle.

@@ -22,7 +22,7 @@ from dlog.wire.bookie_v3_asking import (
     encode_space_request,
     encode_tls_request,
 )
-from dlog.wire.bookie_v3_messages import EntriesListed, GetSpace, ListEntries, SpaceTold
+from dlog.wire.bookie_v3_messages import EntriesListed, GetSpace, ListEntries, SpaceReply
 from dlog.wire.framing import Buffer
 
 
@@ -34,7 +34,7 @@ async def read_list(
     return decode_list_response(await _ask(host, port, encode_list_request(request, 1), timeout_s, tls))
 
 
-async def read_space(host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None) -> SpaceTold:
+async def read_space(host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None) -> SpaceReply:
     """The space of the bookie's ledger directories; whatever the code of the response. Raises as `read_list`, and can
     be cancelled like it."""
     return decode_space_response(await _ask(host, port, encode_space_request(GetSpace(), 1), timeout_s, tls))

@@ -141,7 +141,7 @@ class _Replacing:
                 if await self._attempt():
                     return Replacement(self._done, self._moved, self._moved_elsewhere)
             except* MetadataUnavailableError as errors:
-                self._tell(f"metadata is out of reach: {next(_leaves(errors))}")
+                self._report(f"metadata is out of reach: {next(_leaves(errors))}")
                 await asyncio.sleep(self._look_s)
 
     async def _attempt(self) -> bool:
@@ -149,14 +149,14 @@ class _Replacing:
         begun_s, cookie = _now_s(), await self._metadata.read_cookie(self._old)
         is_stopped, was_grace_over = await self._look(), self._is_grace_over
         if self._left:
-            self._tell("")
+            self._report("")
         waiting = await self._pass()
         self._left = waiting.total()
         if is_stopped and not waiting:
             with suppress(StillRegisteredError):
                 if await forget_stopped(self._metadata, self._marks, self._old, cookie):
                     return True
-        self._tell(_most(waiting) if waiting else _STOP)
+        self._report(_most(waiting) if waiting else _STOP)
         until_s = _now_s() + min(_PASS_WAIT_MAX_S, _PASS_SHARE * (_now_s() - begun_s))
         while True:
             await asyncio.sleep(self._look_s)
@@ -182,7 +182,7 @@ class _Replacing:
     def _is_grace_over(self) -> bool:
         return self._stopped_s is not None and _now_s() >= self._stopped_s + self._grace_s
 
-    def _tell(self, reason: str) -> None:
+    def _report(self, reason: str) -> None:
         now = ReplacementProgress(self._left, self._left + self._done, reason)
         if now != self._told:
             self._told = now
@@ -208,7 +208,7 @@ class _Replacing:
                     else:
                         self._done += 1
                         self._left = max(0, self._left - 1)
-                        self._tell("")
+                        self._report("")
 
             async with asyncio.TaskGroup() as tasks:
                 for number in range(AT_ONCE):

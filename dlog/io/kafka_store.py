@@ -20,7 +20,7 @@ from dlog.errors import ConfigError, DLogError
 from dlog.events import Event
 from dlog.io.kafka_settings import KafkaOptions
 from dlog.io.kafka_topics import KafkaTopics
-from dlog.io.region_topics import RegionTopics, region_driver, tell_failure
+from dlog.io.region_topics import RegionTopics, region_driver, report_failure
 from dlog.io.topics import open_topics
 from dlog.machine import Machine
 from dlog.options import KiB
@@ -103,7 +103,7 @@ def _starter(topics: Topics, on_event: Callable[[Event], None]) -> StartActor:
     def start(namespace: str, region: str, machine: Machine) -> RegionActor:
         region_topics = RegionTopics(topics, topic_names(namespace, region), is_owner=isinstance(machine, RegionOwner))
         driver = region_driver(machine, f"region {region}", region_topics, on_event, requests_max=REQUESTS_MAX)
-        driver.begin(lambda _, error: tell_failure(on_event, region_number(region), error))
+        driver.begin(lambda _, error: report_failure(on_event, region_number(region), error))
         return driver
 
     return start

@@ -226,7 +226,7 @@ class LedgerReader:
             self._lac = lac
             if self._tailing is not None:
                 self._tailing.submit(LearnLac(lac), _ignore)
-            self._tell()
+            self._notify()
 
     def learn_metadata(self, metadata: LedgerMetadata) -> None:
         """Use metadata read after a watch fired."""
@@ -243,7 +243,7 @@ class LedgerReader:
         """Fail `wait_lac` with this error: the ledger was deleted."""
         if self._end is None:
             self._error = error
-            self._tell()
+            self._notify()
 
     async def close(self) -> None:
         """Stop reading; waiters get ClosedError. Idempotent."""
@@ -252,7 +252,7 @@ class LedgerReader:
         self._open = False
         if self._end is None and self._error is None:
             self._error = ClosedError(f"the reader was closed: ledger={self.ledger_id}")
-        self._tell()
+        self._notify()
         self._on_close()
         self._reading.stop()
         if self._tailing is not None:
@@ -276,12 +276,12 @@ class LedgerReader:
             return
         if isinstance(result, DLogError):
             self._error = self._error or result
-            self._tell()
+            self._notify()
         elif result.closed:
             self._note_end(result.lac)
         elif result.lac > self._lac:
             self._lac = result.lac
-            self._tell()
+            self._notify()
         elif self._waiters:
             self._follow()  # `learn_lac` already had this LAC
 
@@ -289,9 +289,9 @@ class LedgerReader:
         if self._end is None:
             assert end >= self._lac, f"a closed ledger holds all confirmed entries: end={end} lac={self._lac}"
             self._end = self._lac = end
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
 

@@ -20,9 +20,9 @@ from dlog.io.metrics import METADATA_CONNECTED
 def connection_events(metadata: MetadataSession, on_event: Callable[[Event], None]) -> Iterator[None]:
     """Report each loss and return of the metadata connection in this context."""
     contact = _Contact(on_event)
-    unsubscribe = metadata.on_state(contact.hear)
+    unsubscribe = metadata.on_state(contact.state_changed)
     METADATA_CONNECTED.set(1)
-    contact.hear(metadata.state)
+    contact.state_changed(metadata.state)
     try:
         yield
     finally:
@@ -38,7 +38,7 @@ class _Contact:
         self._lost_s: float | None = None
         self._session_ended = False
 
-    def hear(self, state: SessionState) -> None:
+    def state_changed(self, state: SessionState) -> None:
         if state is SessionState.LOST:
             self._session_ended = True
         if state is not SessionState.CONNECTED:

@@ -340,7 +340,7 @@ class ObjectMetadataClient:
                     await replay.step(options.poll_s if replay.image is not None else FIRST_WAIT_S)
                 except (DamagedError, UnsupportedVersionError) as error:
                     self._defect = error
-                    self._tell_news()
+                    self._notify()
                     await asyncio.sleep(options.recheck_s)
                     await reader.close()
                     replay = MetadataReplay(reader, self._objects, self._find_root)
@@ -364,9 +364,9 @@ class ObjectMetadataClient:
             return
         self._image, self._replay, self._incarnation = image, replay, replay.incarnation
         self._defect = self._obstacle = None
-        self._tell_news()
+        self._notify()
 
-    def _tell_news(self) -> None:
+    def _notify(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 

@@ -114,7 +114,7 @@ def _wait_for_parent() -> bool:
 
 
 async def _watched(main: Callable[[], Awaitable[int]]) -> int:
-    watch, collector = StallWatch(_tell_stall), CycleCollector()
+    watch, collector = StallWatch(_report_stall), CycleCollector()
     watch.start()
     collector.start()
     try:
@@ -131,14 +131,14 @@ def stop_event(on_event: Callable[[Event], None] | None = None) -> asyncio.Event
     """
     stopping = asyncio.Event()
 
-    def hear(number: signal.Signals) -> None:
+    def on_signal(number: signal.Signals) -> None:
         if stopping.is_set():
             os._exit(128 + number)
         stopping.set()
         if on_event is not None:
             on_event(ProcessStopping(number.name))
 
-    on_signals((signal.SIGTERM, signal.SIGINT), hear)
+    on_signals((signal.SIGTERM, signal.SIGINT), on_signal)
     return stopping
 
 
@@ -218,7 +218,7 @@ class StallWatch:
         metrics.MINOR_FAULTS.set(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 
 
-def _tell_stall(late_s: float) -> None:
+def _report_stall(late_s: float) -> None:
     metrics.LOOP_STALLS.inc()
     metrics.LOOP_STALL_SECONDS.inc(late_s)
     if late_s > STALL_TOLD_S:

@@ -181,7 +181,7 @@ class _Rebalancing:
         """Move what improves the balance, in the order of all ledgers, until it is even enough. Returns how many
         ledgers it moved."""
         moved = 0
-        self._tell("")
+        self._report("")
         async with aclosing(self._all()) as found:
             async for ledger, value in found:
                 if self._balance.spread <= self._until:
@@ -192,7 +192,7 @@ class _Rebalancing:
                     skipped[reason] += 1
                 else:
                     moved += 1
-                    self._tell("")
+                    self._report("")
         return moved
 
     async def _try_move(self, ledger: LedgerId) -> str:
@@ -205,7 +205,7 @@ class _Rebalancing:
                 self._note(move, move.size_bytes)
             return ""
         while await self._marks.is_disabled():
-            self._tell(DISABLED)
+            self._report(DISABLED)
             await asyncio.sleep(self._look_s)
         if not await self._marks.hold(ledger):
             return LOCKED
@@ -242,7 +242,7 @@ class _Rebalancing:
         self._done += 1
         self._moved_bytes += copied_bytes
 
-    def _tell(self, reason: str) -> None:
+    def _report(self, reason: str) -> None:
         self._progress(RebalanceProgress(self._done, self._moved_bytes, self._balance.spread, reason))
 
 

@@ -16,7 +16,7 @@ from dlog.region.messages import (
     AskOffsets,
     BeforeDeleted,
     DeleteBefore,
-    OffsetsTold,
+    OffsetsFound,
     Question,
     ReadRecords,
     RecordsAppended,
@@ -52,7 +52,7 @@ class RegionTopics:
             case ReadRecords(_, offset):
                 return RecordsRead(number, tuple(await topics.read(path, offset, READ_BYTES)))
             case AskOffsets():
-                return OffsetsTold(number, *await topics.offsets(path))
+                return OffsetsFound(number, *await topics.offsets(path))
             case DeleteBefore(_, offset):
                 await topics.delete_before(path, offset)
                 return BeforeDeleted(number)
@@ -82,7 +82,7 @@ def region_driver(
     return driver
 
 
-def tell_failure(on_event: Callable[[Event], None], region: int, error: Exception | None) -> None:
+def report_failure(on_event: Callable[[Event], None], region: int, error: Exception | None) -> None:
     """Report that a machine of a region ended with an error."""
     if error is not None:
         on_event(RegionFailed(region, "\n".join([repr(error), *getattr(error, "__notes__", ())])))

@@ -338,7 +338,7 @@ class ZooKeeper:
         """Try the next address once: resolve it, connect and shake hands, within time limits. None: it failed."""
         loop = asyncio.get_running_loop()
         session_id = self.session_id
-        connection = Connection(self._heard_event)
+        connection = Connection(self._received_event)
         try:
             async with asyncio.timeout(self._limit_s()):
                 host, port = await self._servers.next()
@@ -438,8 +438,8 @@ class ZooKeeper:
         for callback in list(self._state_callbacks.values()):
             loop.call_soon(callback, state)
 
-    def _heard_event(self, kind: int, path: str) -> None:
-        self._watches.heard(kind, path)
+    def _received_event(self, kind: int, path: str) -> None:
+        self._watches.event_received(kind, path)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ class Registrations:
         self._wanted: dict[str, _Registration] = {}
         self._sessions = {zk.session_id}  # ids this process has had
         self._wake = asyncio.Event()
-        self._unsubscribe = zk.on_state(self._heard_state)
+        self._unsubscribe = zk.on_state(self._state_changed)
 
     async def keep(self, path: str, data: bytes, condition: Callable[[], Awaitable[Op]] | None = None) -> None:
         """Register, and stay registered until `drop`. Waits up to 1.5 session timeouts for the znode of another process
@@ -117,7 +117,7 @@ class Registrations:
     def close(self) -> None:
         self._unsubscribe()
 
-    def _heard_state(self, _: SessionState) -> None:
+    def _state_changed(self, _: SessionState) -> None:
         self._sessions.add(self._zk.session_id)
         self._wake.set()
 

@@ -173,7 +173,7 @@ class _StreamWatch:
         self._stream = stream
         self._root = root
         self._callback = callback
-        self._unsubscribe: Unsubscribe = zk.watch_tree(root, self._heard)
+        self._unsubscribe: Unsubscribe = zk.watch_tree(root, self._tree_changed)
 
     def close(self) -> None:
         """End the watch and drop the reference to it: its callback refers to this object."""
@@ -186,7 +186,7 @@ class _StreamWatch:
         if self._unsubscribe is not _nothing:
             self._callback()
 
-    def _heard(self, path: str | None) -> None:
+    def _tree_changed(self, path: str | None) -> None:
         """Callback of the tree's watch; None: a change may have been missed."""
         if path is not None:
             if not path.startswith(("/lock/", "/readLock/"), len(self._root)):
@@ -207,7 +207,7 @@ class ZooKeeperStreams:
         self._rechecks = StreamRechecks(zk, paths, self._marks, rng)
         self._held: dict[StreamName, _OwnClaim] = {}
         self._new_session = asyncio.Event()
-        self._unsubscribe = zk.on_state(self._heard_state)
+        self._unsubscribe = zk.on_state(self._state_changed)
 
     async def read(self, stream: StreamName) -> Versioned | Missing | OutcomeUnknown:
         """Read a stream. Raises DamagedError or UnsupportedVersionError if we cannot decode it, MetadataWentBackError
@@ -528,7 +528,7 @@ class ZooKeeperStreams:
         """Called before the multi: if its reply is lost, the claim may still be ours."""
         self._held[stream] = _OwnClaim(owner, self._zk.generation)
 
-    def _heard_state(self, state: SessionState) -> None:
+    def _state_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:
             self._new_session.set()
 

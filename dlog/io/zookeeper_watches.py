@@ -144,7 +144,7 @@ class Watches:
 
     # ---- events of the session -------------------------------------------------------------------------------------
 
-    def heard(self, kind: int, path: str) -> None:
+    def event_received(self, kind: int, path: str) -> None:
         """Handle a watch event: set the used-up watch again, then notify."""
         watched = self._paths.get(path)
         if watched is not None:
@@ -154,11 +154,11 @@ class Watches:
                 watched.children_set = ""
             self._set(path, watched)
             if kind != CHILDREN_CHANGED:
-                _tell(watched.data)
+                _notify(watched.data)
             if kind != DATA_CHANGED:
-                _tell(watched.children)
+                _notify(watched.children)
         if self._trees:
-            self._tell_trees(path)
+            self._notify_trees(path)
 
     def detached(self) -> None:
         """The connection has ended, and its tree watches with it."""
@@ -177,11 +177,11 @@ class Watches:
         """Notify all subscribers: any change may follow a lost session."""
         self._heard_zxid = 0
         for watched in self._paths.values():
-            _tell(watched.data)
-            _tell(watched.children)
+            _notify(watched.data)
+            _notify(watched.children)
         for tree in self._trees.values():
             tree.reported_zxid = 0
-            _tell_unseen(tree)
+            _notify_unseen(tree)
 
     def set_all(self, connection: Connection, *, is_new_session: bool) -> None:
         """Set all watches on a new connection; the server fires for changes after the reported zxid. In a new session
@@ -201,12 +201,12 @@ class Watches:
             whole = watched.is_whole
             self._set(path, watched)
             if is_new_session or not whole:
-                _tell(watched.data)
-                _tell(watched.children)
+                _notify(watched.data)
+                _notify(watched.children)
         for trees in self._tree_chunks():
             self._set_trees(connection, trees)
         for tree in self._trees.values():
-            _tell_unseen(tree)
+            _notify_unseen(tree)
 
     # ---- underneath ------------------------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class Watches:
             self._answered(watched, connection, None if watched.node_set else error)
             if watched.node_set == _DATA and watched.children and not watched.children_set:
                 self._set(path, watched)  # the znode was created in between
-                _tell(watched.children)
+                _notify(watched.children)
 
         connection.tell(protocol.ExistsRequest(path=path, watch=True), decode_stat, done, path)
 
@@ -286,8 +286,8 @@ class Watches:
             watched.has_refused = self._refused(connection)
         elif watched.has_refused and watched.is_whole:
             watched.has_refused = False
-            _tell(watched.data)
-            _tell(watched.children)
+            _notify(watched.data)
+            _notify(watched.children)
 
     def _refused(self, connection: Connection) -> bool:
         """A watch was not set: return whether the server refused it, and then request it again later. If the connection
@@ -305,7 +305,7 @@ class Watches:
         for path, tree in self._trees.items():
             if not tree.is_set:
                 self._set_tree(path, tree)
-                _tell_unseen(tree)
+                _notify_unseen(tree)
 
     def _chunk_set(self, connection: Connection) -> Callable[[Any, Exception | None], None]:
         drop = drop_if_refused(connection)
@@ -345,7 +345,7 @@ class Watches:
             room -= size
         return chunks
 
-    def _tell_trees(self, path: str) -> None:
+    def _notify_trees(self, path: str) -> None:
         below = path.removeprefix(self._chroot) or "/"
         while True:
             tree = self._trees.get(path)
@@ -358,13 +358,13 @@ class Watches:
             path = path.rpartition("/")[0] or "/"
 
 
-def _tell(callbacks: dict[object, WatchCallback]) -> None:
+def _notify(callbacks: dict[object, WatchCallback]) -> None:
     loop = asyncio.get_running_loop()
     for callback in callbacks.values():
         loop.call_soon(callback)
 
 
-def _tell_unseen(tree: _Tree) -> None:
+def _notify_unseen(tree: _Tree) -> None:
     loop = asyncio.get_running_loop()
     for subscription in tree.subscriptions:
         loop.call_soon(subscription.callback, None)

@@ -153,9 +153,9 @@ class LedgerAdder:
         "_quorum_ticks",
         "_replaced",
         "_replacement_due",
+        "_sent_lac",
         "_suspects",
         "_timers",
-        "_told_lac",
         "_told_lost",
         "_update",
         "_vetted",
@@ -200,7 +200,7 @@ class LedgerAdder:
         self._vetted = frozenset(value.fragments[0].ensemble)  # hold nothing of this id but what this writer sent
         self._foreign: frozenset[BookieId] = _NONE  # hold another ledger under this id
         self._fruitless = 0  # retries in a row that found no replacement
-        self._told_lac = NO_ENTRY  # the highest that an entry or an explicit LAC has carried
+        self._sent_lac = NO_ENTRY  # the highest that an entry or an explicit LAC has carried
         self._told_lost: frozenset[BookieId] = _NONE
         self._timers: tuple[str, ...] = ()
         self._quorum_ticks = -1  # of timer "quorum" since `_quorum_lac` was confirmed; -1: it does not run
@@ -248,7 +248,7 @@ class LedgerAdder:
                 case PeerLost(peer, reason):
                     self._window.disconnect(cast(BookieId, peer), reason or "connection lost")
                     self._note_vetted(cast(BookieId, peer), None)
-                    self._told_lac = NO_ENTRY  # it may not have come there
+                    self._sent_lac = NO_ENTRY  # it may not have come there
                 case MetadataSeen():
                     self._note_metadata(fact)
                 case TimerFired("quorum"):
@@ -293,7 +293,7 @@ class LedgerAdder:
         entry = EntryId(window.pushed + 1)
         length = window.pushed_length + sum(map(len, payload))
         parts = self._digest.pack(entry, window.lac, length, payload)
-        self._told_lac = window.lac
+        self._sent_lac = window.lac
         self._effects += window.push(AddEntry(self.ledger, entry, self._digest.master_key, parts), length, ticket)
         if self._quorum_ticks < 0 and self._options.ack_quorum_timeout_s:
             self._watch_quorum()
@@ -369,7 +369,7 @@ class LedgerAdder:
             case "metadata":
                 self._update.read(self._effects)
             case "lac":
-                self._tell_lac()
+                self._send_lac()
             case "give_up":
                 why = (
                     f"no entry was confirmed for {self._options.give_up_s} s, check bookies (dlog bookie ls) and "
@@ -382,11 +382,11 @@ class LedgerAdder:
                 else:
                     self._die(NotEnoughBookiesError(why, outcome_unknown=True))
 
-    def _tell_lac(self) -> None:
+    def _send_lac(self) -> None:
         """Send the bookies the LAC, unless an entry has carried it meanwhile; again after a connection was lost."""
         lac = self._window.lac
-        if lac > self._told_lac:
-            self._told_lac = lac
+        if lac > self._sent_lac:
+            self._sent_lac = lac
             told = WriteLac(self.ledger, lac, self._digest.master_key, self._digest.pack_lac(lac))
             self._effects += [Send(bookie, told) for bookie in self._metadata.fragments[-1].ensemble]
 
@@ -465,7 +465,7 @@ class LedgerAdder:
         lac = window.lac
         for pending in window.confirm():
             effects.append(Answer(pending.ticket, pending.entry))
-        if self._options.explicit_lac_s and window.lac > self._told_lac:
+        if self._options.explicit_lac_s and window.lac > self._sent_lac:
             self._set_timer("lac", self._options.explicit_lac_s)
         if self._timers and (window.lac != lac or not len(window)):  # a failed replacement is no progress
             self._drop_timer("give_up")

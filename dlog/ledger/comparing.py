@@ -431,7 +431,7 @@ class LedgerComparer:
             if reading is not None:
                 if reading.waiting:
                     return True
-                self._note_told_apart(reading)
+                self._record_distinguished(reading)
                 self._reading = None
             if not self._unread:
                 return False
@@ -440,8 +440,8 @@ class LedgerComparer:
             request = ReadEntry(self.ledger, reading.found.first)
             self._effects += [Send(bookie, request) for bookie in sorted(reading.waiting)]
 
-    def _note_told_apart(self, reading: _Reading) -> None:
-        found = _told_apart(reading)
+    def _record_distinguished(self, reading: _Reading) -> None:
+        found = _distinguish(reading)
         if reading.differs or found.wrong:
             self._differing.append(found)
         for bookie in reading.unreadable - found.wrong:
@@ -518,7 +518,7 @@ def _merged(ranges: Iterable[MissingCopies]) -> list[MissingCopies]:
     return found
 
 
-def _told_apart(reading: _Reading) -> DifferingCopies:
+def _distinguish(reading: _Reading) -> DifferingCopies:
     if not reading.verified or not reading.wrong:
         return reading.found
     why = "; ".join(f"{bookie}: {reason}" for bookie, reason in sorted(reading.wrong.items()))

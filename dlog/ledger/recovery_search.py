@@ -31,8 +31,8 @@ class EntryProbe:
 
     def is_stuck(self, quorum: Quorum) -> bool:
         """Whether all have replied and the replies decide nothing."""
-        heard = len(self.negatives) + len(self.doubtful)
-        return self.found is None and not self.is_absent(quorum) and heard >= quorum.write
+        answered = len(self.negatives) + len(self.doubtful)
+        return self.found is None and not self.is_absent(quorum) and answered >= quorum.write
 
 
 class EntrySearch:

@@ -298,7 +298,7 @@ class LedgerTailer:
                 self._effects.append(Answer(ticket, seen))
         if self._certain and (self.closed or self._is_covered()):
             self._end_round(seen)
-        elif self._round is _Round.BOOKIES and self._are_all_heard():
+        elif self._round is _Round.BOOKIES and self._have_all_answered():
             self._end_round(
                 UnavailableError(f"too few bookies reported the LAC, check them (dlog bookie ls): ledger={self.ledger}")
             )
@@ -315,7 +315,7 @@ class LedgerTailer:
     def _is_covered(self) -> bool:
         return self._round is _Round.BOOKIES and self._metadata.quorum.covered(self._indices(self._answered))
 
-    def _are_all_heard(self) -> bool:
+    def _have_all_answered(self) -> bool:
         return len(self._indices(self._answered | self._mute)) == self._metadata.quorum.ensemble
 
     def _indices(self, bookies: set[BookieId]) -> list[int]:

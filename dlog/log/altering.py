@@ -52,6 +52,6 @@ class SettingsAlteration:
         self._waiting = ()
 
     def _answer(self, change: AlterSettings, result: DLogError | None) -> None:
-        heard = [ticket for ticket, asked in self._waiting if asked is change]
+        answered = [ticket for ticket, asked in self._waiting if asked is change]
         self._waiting = tuple(waiting for waiting in self._waiting if waiting[1] is not change)
-        self._context.out.extend(Answer(ticket, result) for ticket in heard)
+        self._context.out.extend(Answer(ticket, result) for ticket in answered)

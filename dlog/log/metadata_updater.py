@@ -112,12 +112,12 @@ class StreamMetadataUpdater:
             case Missing():
                 self._claim.lose(StreamNotFoundError(f"the stream was deleted: stream={self._claim.key.stream}"))
             case Refused(error):
-                self._hear_refusal(error)
+                self._handle_refusal(error)
             case OutcomeUnknown() if not self._update.wrote:
                 self.failed_read = self._update.reads
         return out + self.effects()
 
-    def _hear_refusal(self, error: DLogError) -> None:
+    def _handle_refusal(self, error: DLogError) -> None:
         """A read or write was refused for good. Of several changes, writing each alone shows which one is refused."""
         if not self._update.wrote:
             self._claim.lose(error)

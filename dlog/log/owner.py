@@ -220,7 +220,7 @@ class StreamOwnerMachine:
             case Received(_, message, now_s):
                 if now_s:
                     self._context.saw_monotonic(now_s)  # a segment that ends now is not labelled as completed earlier
-                self._hear_store(message)
+                self._handle_store(message)
             case Asked(ticket, request, now_s):
                 self._asked(ticket, request, now_s)
             case MetadataSeen(("claim", _)):
@@ -299,12 +299,12 @@ class StreamOwnerMachine:
             case ("due",):
                 self._expiring.due(fact.now_s)
 
-    def _hear_store(self, message: Any) -> None:
+    def _handle_store(self, message: Any) -> None:
         t = self._context
         match message:
             case SegmentRecovered() | EntriesRead():
                 self._takeover.obstacle = None
-                self._takeover.hear(message)
+                self._takeover.handle(message)
             case SegmentCreated(number, location):
                 self._takeover.obstacle = None
                 unwanted = t.allocation.created(number, location)
@@ -313,7 +313,7 @@ class StreamOwnerMachine:
             case SegmentSealed(number, last_entry):
                 self._segment_sealed(number, last_entry)
             case StageExamined():
-                self._importing.hear(message)
+                self._importing.handle(message)
             case SegmentDeleted(location):
                 self._truncating.deleted(t.disposal.deleted(location))
             case StoreFailed():
@@ -522,7 +522,7 @@ class StreamOwnerMachine:
     def _segment_sealed(self, number: int, last_entry: int) -> None:
         """The store sealed the current segment: go on with what needed it."""
         t = self._context
-        if not t.hears_seal(number):
+        if not t.awaits_seal(number):
             return
         segment = t.writing.current
         assert segment is not None
@@ -562,7 +562,7 @@ class StreamOwnerMachine:
             case RecoverSegment() | ReadEntries():
                 if error.remedy is Remedy.REOPEN and t.is_held:
                     t.register.want(Refresh())  # the fencing party may have claimed the stream
-                self._takeover.hear(failed)
+                self._takeover.handle(failed)
             case CreateSegment():
                 t.out += t.allocation.failed()
             case ExamineStage():

@@ -160,7 +160,7 @@ class OwnerContext:
         opened = OpenSegment(segment.number, segment.location, txid, store.visible_is_final, store.entries_in_flight)
         self.writing.begin_segment(opened, self.out)
 
-    def tell_dropped(self) -> None:
+    def report_dropped(self) -> None:
         """If another writer dropped this owner's segment as empty, report its end before its number is reported again:
         followers identify a segment by its number."""
         opened = self._opened
@@ -181,7 +181,7 @@ class OwnerContext:
         segment = self.writing.current
         return segment is not None and segment.is_seal_asked
 
-    def hears_seal(self, number: int) -> bool:
+    def awaits_seal(self, number: int) -> bool:
         """Whether a seal reply answers the pending request."""
         segment = self.writing.current
         return segment is not None and segment.number == number and segment.is_seal_asked

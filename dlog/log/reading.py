@@ -252,7 +252,7 @@ class StreamReaderMachine:
             return
         try:
             if self._start is not None:
-                self._start.hear(cursor.contents(got.payloads[0]))
+                self._start.handle(cursor.contents(got.payloads[0]))
                 return
             if self._seek_target is not None:
                 got = self._skip_to(self._seek_target, cursor, got)
@@ -306,7 +306,7 @@ class StreamReaderMachine:
         elif stop is not None and (cursor.lac_is_final or number > stop.last_segment) and self._is_stop_in_doubt():
             self._look_again()
         elif stop is not None and stop.is_passed(self.position, cursor.lac) and not self._is_at_end(stream, cursor):
-            self._tell_caught_up()
+            self._report_caught_up()
         elif self.position.entry <= cursor.lac:
             self._read_on(cursor)
         elif self._is_at_end(stream, cursor):
@@ -316,7 +316,7 @@ class StreamReaderMachine:
             self._follow_segment(stream)
             return True
         else:
-            self._tell_caught_up()
+            self._report_caught_up()
             cursor.request_lac(self._output)
         return False
 
@@ -331,7 +331,7 @@ class StreamReaderMachine:
         else:
             if self._start is not None:
                 self._started()
-            self._tell_caught_up()
+            self._report_caught_up()
 
     def _step_to_start(self, stream: StreamMetadata, cursor: SegmentCursor, start: StartPosition) -> bool:
         """Find out where in its segment the reader starts, now that the LAC is known; returns as `_step`."""
@@ -412,7 +412,7 @@ class StreamReaderMachine:
 
     # ---- ending -----------------------------------------------------------------------------------------------------
 
-    def _tell_caught_up(self) -> None:
+    def _report_caught_up(self) -> None:
         if self._stop is None:
             self._output.say_caught_up(self._incarnation)
         else:

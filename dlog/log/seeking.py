@@ -56,7 +56,7 @@ class BinarySearch:
     def middle(self) -> int:
         return (self.low + self._end) // 2
 
-    def hear(self, contents: EntryContents) -> None:
+    def handle(self, contents: EntryContents) -> None:
         """Take the contents of the entry at `middle`."""
         if self._goal.is_before(contents):
             self.low = self.middle + 1

@@ -276,7 +276,7 @@ class SegmentImport:
             last = stage.end.last_txid
         return None
 
-    def hear(self, message: StageExamined) -> None:
+    def handle(self, message: StageExamined) -> None:
         """The store examined a stage; ignored if no request waits for it."""
         head = self._head_for(message.location)
         if head is None:
@@ -331,7 +331,7 @@ class SegmentImport:
         t, head = self._context, self._head
         assert head is not None and head.change is change
         found = [s for stage in change.stages if (s := t.value.segment_at(stage.location)) is not None]
-        t.tell_dropped()  # before its number is reported again
+        t.report_dropped()  # before its number is reported again
         for s in found:
             t.out.append(Emit(SegmentCompleted(t.stream, s.number, s.last_entry, s.record_count)))
             t.out.append(Emit(LacMoved(t.stream, s.number, s.last_entry, True)))
@@ -373,9 +373,9 @@ class SegmentImport:
         self._answer_move(change, None if is_done else self._not_moved(change))
 
     def _answer_move(self, change: SetSegmentLocation, result: DLogError | None) -> None:
-        heard = [ticket for ticket, asked in self._moving if asked is change]
+        answered = [ticket for ticket, asked in self._moving if asked is change]
         self._moving = tuple(waiting for waiting in self._moving if waiting[1] is not change)
-        for ticket in heard:
+        for ticket in answered:
             self._answer(ticket, result)
 
     def _not_moved(self, change: SetSegmentLocation) -> DLogError:

@@ -114,9 +114,9 @@ class StartPosition:
         assert self._target is not None
         self._search = BinarySearch(self._target, first, last)
 
-    def hear(self, contents: EntryContents) -> None:
+    def handle(self, contents: EntryContents) -> None:
         assert self._search is not None
-        self._search.hear(contents)
+        self._search.handle(contents)
 
     def decide(self, cursor: SegmentCursor, position: DLSN) -> DLSN:
         """The position, now that the LAC is known and the search is done."""

@@ -102,14 +102,14 @@ class StreamDeletion:
             case _ if self._phase is _Phase.ENDED:
                 return
             case MetadataSeen():
-                self._hear_metadata(fact)
+                self._handle_metadata(fact)
             case TimerFired(key=key):
                 if key == PATIENCE_TIMER:
                     self._give_up()
                 elif key == RETRY_TIMER:
                     self._ask_to_end(self._failed)
                 else:
-                    self._hear_metadata(fact)
+                    self._handle_metadata(fact)
             case Received(_, SegmentRecovered(location=location)):
                 self._segment_ended(location)
             case Received(_, StoreFailed(RecoverSegment(segment), error)):
@@ -121,7 +121,7 @@ class StreamDeletion:
             case _:
                 raise AssertionError(f"not a fact of this machine: {fact}")
 
-    def _hear_metadata(self, fact: MetadataSeen | TimerFired) -> None:
+    def _handle_metadata(self, fact: MetadataSeen | TimerFired) -> None:
         self._out += self._claim.handle(fact)
         if self._register is not None:
             self._out += self._register.handle(fact)

@@ -90,7 +90,7 @@ class Takeover:
         """Recover the stream as metadata now shows it. The phase is RECOVERING."""
         t = self._context
         self._last_change = None
-        t.tell_dropped()
+        t.report_dropped()
         pending = t.writing.under_way
         if pending is not None and t.value.has_lost(pending.segment):
             t.claim.lose(ClaimLostError(f"segment truncated while entries were in flight: segment={pending.segment}"))
@@ -109,7 +109,7 @@ class Takeover:
             self.stop()
             self.begin()
 
-    def hear(self, message: SegmentRecovered | EntriesRead | StoreFailed) -> None:
+    def handle(self, message: SegmentRecovered | EntriesRead | StoreFailed) -> None:
         if self._recovery is not None:
             self._context.out += self._recovery.handle(message)
 

@@ -69,9 +69,9 @@ class StreamTruncation:
         self._answer(change, error)
 
     def _answer(self, change: TruncateTo, result: DLSN | DLogError) -> None:
-        heard = [ticket for ticket, asked in self._waiting if asked is change]
+        answered = [ticket for ticket, asked in self._waiting if asked is change]
         self._waiting = tuple(waiting for waiting in self._waiting if waiting[1] is not change)
-        self._context.out.extend(Answer(ticket, result) for ticket in heard)
+        self._context.out.extend(Answer(ticket, result) for ticket in answered)
 
     def delete_next(self) -> None:
         """Start deleting the oldest truncated segments, unless some are being deleted."""

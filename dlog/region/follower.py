@@ -43,7 +43,7 @@ from dlog.region.messages import (
     AskOffsets,
     CatchUp,
     DeleteBefore,
-    OffsetsTold,
+    OffsetsFound,
     ReadOn,
     ReadRecords,
     RecordsAppended,
@@ -230,7 +230,7 @@ class RegionFollower:
 
         known = self._reader.offset
 
-        def told(reply: OffsetsTold) -> None:
+        def told(reply: OffsetsFound) -> None:
             if reply.next < known:
                 self._out.answer([ticket], self._lost_end_error(reply.next, known))
                 return

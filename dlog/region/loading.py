@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dlog.errors import DamagedError, DLogError, UnsupportedVersionError
 from dlog.region.counting import Checkpoint, Placed, PlainEntry
 from dlog.region.items import ItemReader, decode_stored, describe_passed_over
-from dlog.region.messages import AskOffsets, OffsetsTold, Question, ReadRecords, RecordsRead, Reply, Topic
+from dlog.region.messages import AskOffsets, OffsetsFound, Question, ReadRecords, RecordsRead, Reply, Topic
 from dlog.region.state import RegionState
 from dlog.region.topics import Stored
 from dlog.wire.region import RecordKind, RegionSnapshot, decode_snapshot
@@ -68,10 +68,10 @@ class RegionLoader:
         Raises DamagedError, UnsupportedVersionError.
         """
         match reply:
-            case OffsetsTold(_, first, next) if self._topic is Topic.META:
+            case OffsetsFound(_, first, next) if self._topic is Topic.META:
                 self._end = next
                 return self._read_meta(first)
-            case OffsetsTold(_, first, next):
+            case OffsetsFound(_, first, next):
                 self.first, self.next = first, next
                 return self._begin_scan()
             case RecordsRead(_, records) if self._topic is Topic.META:

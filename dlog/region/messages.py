@@ -63,7 +63,7 @@ class AskOffsets:
 
 
 @value
-class OffsetsTold:
+class OffsetsFound:
     """first: the first offset that is not deleted. next: the next that is given out."""
 
     number: int
@@ -95,7 +95,7 @@ class TopicFailed:
 
 
 Question = AppendRecords | ReadRecords | AskOffsets | DeleteBefore
-Reply = RecordsAppended | RecordsRead | OffsetsTold | BeforeDeleted | TopicFailed
+Reply = RecordsAppended | RecordsRead | OffsetsFound | BeforeDeleted | TopicFailed
 
 
 # ---- requests of callers ---------------------------------------------------------------------------------------------

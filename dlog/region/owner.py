@@ -65,7 +65,7 @@ from dlog.region.messages import (
     EndTable,
     FindStart,
     MarkDeleted,
-    OffsetsTold,
+    OffsetsFound,
     OpenRegion,
     ReadRecords,
     RecordsAppended,
@@ -291,7 +291,7 @@ class RegionOwner:
     def _fence(self) -> None:
         """Append a fence under a new nonce, and read the topic up to it. Behind a final fence it would be void."""
         if self._is_refused:
-            self._out.ask(Topic.DATA, AskOffsets(self._out.number()), self._end_told, self._fencing_failed)
+            self._out.ask(Topic.DATA, AskOffsets(self._out.number()), self._end_found, self._fencing_failed)
             return
         if self.state.rule.epoch == FINAL_EPOCH:
             if self._opening:
@@ -301,7 +301,7 @@ class RegionOwner:
             return
         if self._is_plain:
             self._nonce = bytes(NONCE_BYTES)  # of check-points and snapshots
-            self._out.ask(Topic.DATA, AskOffsets(self._out.number()), self._end_told, self._fencing_failed)
+            self._out.ask(Topic.DATA, AskOffsets(self._out.number()), self._end_found, self._fencing_failed)
             return
         self._nonce = self._make_nonce()
         self._nonces.add(self._nonce)
@@ -315,7 +315,7 @@ class RegionOwner:
 
         self._out.ask(Topic.DATA, AppendRecords(self._out.number(), records), appended, self._fencing_failed)
 
-    def _end_told(self, reply: OffsetsTold) -> None:
+    def _end_found(self, reply: OffsetsFound) -> None:
         """In place of a fence, with format 0 or if the topic would refuse one: read the topic to its end."""
         if self._reaches_state(reply.next):
             self._scan(reply.next, self._apply_scanned, self._fence_read)

@@ -278,7 +278,7 @@ async def _seek(cluster: Cluster, seen: Seen, goal: SeekTarget) -> StreamPositio
         async with _Opened(cluster, ref, segment, view.last) as opened:
             halving = BinarySearch(goal, *await opened.locate(goal, view.first, view.last))
             while not halving.is_done:
-                halving.hear(await opened.contents(halving.middle))
+                halving.handle(await opened.contents(halving.middle))
             for entry in range(halving.low, view.last + 1):
                 slot = goal.slot_in(await opened.contents(entry))
                 if slot is not None:

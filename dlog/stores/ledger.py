@@ -319,7 +319,7 @@ class LedgerSegmentWriter:
             sink(StoreUnavailableError(f"the writer was abandoned, reopen the segment: location={self.name}"))
             return
         try:
-            self._ledger.submit(tuple(payload), partial(_hear, entry_id, sink))
+            self._ledger.submit(tuple(payload), partial(_pass_result, entry_id, sink))
         except DLogError as error:
             sink(store_error(error))
             return
@@ -417,7 +417,7 @@ def _numbered(key: str, number: int) -> tuple[str, bytes]:
     return key, b"%d" % number
 
 
-def _hear(expected: EntryId, sink: AppendSink, result: Any) -> None:
+def _pass_result(expected: EntryId, sink: AppendSink, result: Any) -> None:
     """Pass the result of an add to the sink."""
     if isinstance(result, DLogError):
         sink(store_error(result))

@@ -39,7 +39,7 @@ from dlog.wire.bookie_v3_messages import (
     ReadLac,
     ReadWithLac,
     ReadWithLacDone,
-    SpaceTold,
+    SpaceReply,
     WriteLac,
 )
 from dlog.wire.bookie_v3_responses import STATUS
@@ -91,13 +91,13 @@ def encode_space_request(request: GetSpace, txn: int) -> bytes:
     return _head(GET_BOOKIE_INFO, txn, _SPACE, int_field(1, flags))
 
 
-def decode_space_response(frame: Buffer) -> SpaceTold:
+def decode_space_response(frame: Buffer) -> SpaceReply:
     """The response of a frame without its length word. Raises ProtocolError."""
     code, inner = _read(frame, _SPACE, "the space of disks")
     total, free = inner.get(2), inner.get(3)
     if isinstance(total, memoryview) or isinstance(free, memoryview):
         raise ProtocolError(f"not the response to a question for the space of disks: code={code.name}")
-    return SpaceTold(code, None if total is None else signed(total), None if free is None else signed(free))
+    return SpaceReply(code, None if total is None else signed(total), None if free is None else signed(free))
 
 
 # ---- a connection that speaks v3 -------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ class EntriesListed:
 
 
 @value
-class SpaceTold:
+class SpaceReply:
     """Response to GetSpace: bytes of all ledger directories; None: not requested."""
 
     code: Code
@@ -158,7 +158,7 @@ V3Response = (
     | LacRead
     | LedgerForced
     | EntriesListed
-    | SpaceTold
+    | SpaceReply
     | AuthDone
     | TlsStarted
 )

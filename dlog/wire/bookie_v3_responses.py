@@ -18,7 +18,7 @@ from dlog.wire.bookie_v3_messages import (
     LacWritten,
     LedgerForced,
     ReadWithLacDone,
-    SpaceTold,
+    SpaceReply,
     TlsStarted,
     V3Response,
 )
@@ -46,31 +46,31 @@ def encode_v3_response(call: V3Call, response: V3Response, now_ms: int = 0) -> l
     poll."""
     match response:
         case EntryAdded():
-            return _framed(call, response.code, 101, _told(response.code, call.ledger, call.entry))
+            return _framed(call, response.code, 101, _status_fields(response.code, call.ledger, call.entry))
         case EntryRead():
-            head = _told(response.code, call.ledger, call.entry)
+            head = _status_fields(response.code, call.ledger, call.entry)
             packet = response.packet if response.code is Code.OK else None
             return _framed(call, response.code, 100, head, 4, packet)
         case ReadWithLacDone(_, entry, code, packet, lac, waited):
             if code is not Code.OK:
-                return _framed(call, code, 100, _told(code, call.ledger, call.entry))
-            head = _told(code, call.ledger, entry) + int_field(5, lac)
+                return _framed(call, code, 100, _status_fields(code, call.ledger, call.entry))
+            head = _status_fields(code, call.ledger, entry) + int_field(5, lac)
             if waited:
                 head += int_field(6, now_ms)
             return _framed(call, code, 100, head, 4, packet)
         case LacWritten(_, code):
-            return _framed(call, code, 103, _told(code, call.ledger))
+            return _framed(call, code, 103, _status_fields(code, call.ledger))
         case LacRead(_, code, lac_packet, last_packet):
-            head = _told(code, call.ledger)
+            head = _status_fields(code, call.ledger)
             if len(lac_packet):
                 head += bytes_field(3, lac_packet)
             return _framed(call, code, 104, head, 4, last_packet if len(last_packet) else None)
         case LedgerForced(_, code, _):
-            return _framed(call, code, 107, _told(code, call.ledger))
+            return _framed(call, code, 107, _status_fields(code, call.ledger))
         case EntriesListed(_, code, listed):
             body = listed if code is Code.OK else None
-            return _framed(call, code, 108, _told(code, call.ledger), 3, body)
-        case SpaceTold(code, total_bytes, free_bytes):
+            return _framed(call, code, 108, _status_fields(code, call.ledger), 3, body)
+        case SpaceReply(code, total_bytes, free_bytes):
             head = int_field(1, STATUS[code])
             if total_bytes is not None:
                 head += int_field(2, total_bytes)
@@ -83,7 +83,7 @@ def encode_v3_response(call: V3Call, response: V3Response, now_ms: int = 0) -> l
             return _framed(call, Code.OK, 102, message)
 
 
-def _told(code: Code, ledger: int, entry: int | None = None) -> bytes:
+def _status_fields(code: Code, ledger: int, entry: int | None = None) -> bytes:
     head = int_field(1, STATUS[code]) + int_field(2, ledger)
     return head if entry is None else head + int_field(3, entry)
 

@@ -309,7 +309,7 @@ class DlogClient(Client):
         while True:
             await asyncio.sleep(WATCH_S)
             for writer in tuple(self._unanswered):
-                await writer.tell_failure()
+                await writer.report_failure()
 
     async def read(
         self, log: str, *, tail: bool, follow: bool
@@ -403,7 +403,7 @@ class DlogWriter(Writer):
         self._unanswered.pop(self, None)
         self._all_told.set()
 
-    async def tell_failure(self) -> None:
+    async def report_failure(self) -> None:
         """If the pipeline has failed, tell the fates of its records."""
         pipeline = self._pipeline
         try:

@@ -141,19 +141,19 @@ class LedgerLogWriter(Writer):
     def _answered(self, index: int, result: EntryId | DLogError) -> None:
         """Note an answer; those of one turn of the event loop are told together."""
         if isinstance(result, DLogError):
-            self._tell_run()
+            self._report_run()
             self._waiting -= 1
             self._tell(Refused(index, 1, str(result), result.outcome_unknown))
             self._all_told.set()
             return
         if self._run is not None and index != self._run[0] + self._count:
-            self._tell_run()
+            self._report_run()
         if self._run is None:
             self._run = index, result
-            asyncio.get_running_loop().call_soon(self._tell_run)
+            asyncio.get_running_loop().call_soon(self._report_run)
         self._count += 1
 
-    def _tell_run(self) -> None:
+    def _report_run(self) -> None:
         if self._run is None:
             return
         (index, entry), count = self._run, self._count

@@ -49,9 +49,9 @@ class ReaderActor:
         self._view: FeedSubscription | None = None
         self._is_held = False
         self._is_stopped = False
-        self.hear(read)
+        self.received(read)
 
-    def hear(self, message: Message) -> None:
+    def received(self, message: Message) -> None:
         """The client sent Read, Credit or Cancel."""
         self._driver.post(Received(READER, message))
 

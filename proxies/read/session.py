@@ -119,7 +119,7 @@ class ReadSession(Dispatch):
     def _credit(self, m: Credit) -> None:
         reader = self._readers.get(m.request)
         if reader is not None:  # otherwise it has ended meanwhile
-            reader.hear(m)
+            reader.received(m)
 
     def _cancel(self, m: Cancel) -> None:
         reader = self._readers.pop(m.request, None)

@@ -106,7 +106,7 @@ class WriteProxy:
         self._clock = NeverAheadClock()
         self._timers = ProcessTimers(SharedTimers(), SharedTimers(options.control_records_per_s))
         self._on_lac = self._moved  # one bound method for all streams
-        self._on_told = self._hear
+        self._on_event_of_owner = self._on_owner_event
         self._detector: Detector
         self._readers = Preference()
         self._rival: str | None = None  # address of another process that is registered under this id
@@ -337,13 +337,13 @@ class WriteProxy:
             options=self._owner_options,
             requests_max=self.options.requests_max,
             on_lac=self._on_lac,
-            on_event=self._on_told,
+            on_event=self._on_event_of_owner,
             on_end=on_end,
             shared=self._timers,
             clock=self._clock,
         )
 
-    def _hear(self, owner: StreamOwnerActor, event: Event) -> None:
+    def _on_owner_event(self, owner: StreamOwnerActor, event: Event) -> None:
         """Handle an event of an owner."""
         self._on_event(event)
         if isinstance(event, ClaimLost):

@@ -19,7 +19,7 @@ from dlog.region.messages import (
     AskOffsets,
     BeforeDeleted,
     DeleteBefore,
-    OffsetsTold,
+    OffsetsFound,
     ReadRecords,
     RecordsAppended,
     RecordsRead,
@@ -29,7 +29,7 @@ from dlog.region.topics import OffsetOutOfRangeError, OwnerRefusedError, RecordB
 from dlog.wire.region import RecordKind
 
 QUESTIONS = (AppendRecords, AskOffsets, DeleteBefore, ReadRecords)
-ANSWERS = (BeforeDeleted, OffsetsTold, RecordsAppended, RecordsRead, TopicFailed)
+ANSWERS = (BeforeDeleted, OffsetsFound, RecordsAppended, RecordsRead, TopicFailed)
 
 
 class TopicTransport:
@@ -120,7 +120,7 @@ class TopicModel:
                     return [Send(peer, TopicFailed(number, error))]
                 return [Send(peer, RecordsRead(number, tuple(found)))]
             case AskOffsets():
-                return [Send(peer, OffsetsTold(number, self.first, self.next))]
+                return [Send(peer, OffsetsFound(number, self.first, self.next))]
             case DeleteBefore(_, offset):
                 if offset > self.next:
                     refusal = OffsetOutOfRangeError(f"beyond the end: offset={offset}", self.first, self.next)

@@ -97,7 +97,7 @@ DEFECTS: dict[str, tuple[str, tuple[tuple[str, str, str], ...]]] = {
     ),
     "a bookie that cannot read the only copy is not reported": (
         "2",
-        (("_note_told_apart", "self._out_of_reach.setdefault(bookie, _UNREADABLE)", "pass"),),
+        (("_record_distinguished", "self._out_of_reach.setdefault(bookie, _UNREADABLE)", "pass"),),
     ),
     "all copies that cannot be read are looked for": (
         "6",

@@ -101,7 +101,7 @@ def audit(
             "tasks": len(packed),
         }
         if options.dry_run:
-            _tell_plan(report, streams, options)
+            _say_plan(report, streams, options)
         else:
             errand = AuditParameters(
                 zookeeper=chosen.zookeeper,
@@ -159,7 +159,7 @@ def _truncated(facts: StreamFacts) -> int:
     return len(facts.value.truncated) if facts.value is not None else 0
 
 
-def _tell_plan(report: Report, streams: Sequence[StreamFacts], options: AuditOptions) -> None:
+def _say_plan(report: Report, streams: Sequence[StreamFacts], options: AuditOptions) -> None:
     """Dry run: report what would be read. bytes: of one copy."""
     for facts in streams:
         report.failures += facts.failures

@@ -191,13 +191,13 @@ class OwnNode:
             f"node {self.node} epoch {self._epoch}",
             machine,
             send=services.send,
-            on_event=partial(self._told, over),
+            on_event=partial(self._on_node_event, over),
             on_end=over.set,
         )
         self._running = RunningNode(machine, actor, wal, over)
         return self._running
 
-    def _told(self, over: asyncio.Event, event: Event) -> None:
+    def _on_node_event(self, over: asyncio.Event, event: Event) -> None:
         if isinstance(event, NodeEnded):
             over.set()
         self._on_event(event)

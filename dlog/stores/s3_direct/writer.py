@@ -102,7 +102,7 @@ class S3DirectWriter:
         assert entry_id == self._machine.appended, f"entry ids are dense: next={self._machine.appended} got={entry_id}"
         self._payloads.append(payload[0] if len(payload) == 1 else b"".join(payload))
         self._sinks.append(sink)
-        self._tell(EntryAppended(size))
+        self._handle(EntryAppended(size))
 
     async def seal(self) -> EntryId:
         """See SegmentWriter.seal. Cancelling stops the wait only."""
@@ -110,7 +110,7 @@ class S3DirectWriter:
             if self._error is not None:
                 raise copy_error(self._error)
             self._seal = asyncio.get_running_loop().create_future()
-            self._tell(SealAsked())
+            self._handle(SealAsked())
         await asyncio.wait((self._seal,))
         return self._seal.result()
 
@@ -119,7 +119,7 @@ class S3DirectWriter:
 
     # ---- internal ---------------------------------------------------------------------------------------------------
 
-    def _tell(self, fact: EntryAppended | LingerOver | SealAsked | ChunkPut) -> None:
+    def _handle(self, fact: EntryAppended | LingerOver | SealAsked | ChunkPut) -> None:
         if self._error is None:
             self._machine, effects = self._machine.after(fact)
             self._perform(effects)
@@ -190,7 +190,7 @@ class S3DirectWriter:
             return
         error = creating.exception()
         if error is None:
-            self._tell(ChunkPut(number, creating.result()))
+            self._handle(ChunkPut(number, creating.result()))
         elif isinstance(error, StoreError):
             self._fail(copy_error(error, outcome_unknown=True))
         else:
@@ -213,7 +213,7 @@ class S3DirectWriter:
         if (delay_s := self._store.budget.delay_s) > 0:
             self._linger_for(delay_s)
         else:
-            self._tell(LingerOver())
+            self._handle(LingerOver())
 
     def _stop_linger(self) -> None:
         if self._linger is not None:

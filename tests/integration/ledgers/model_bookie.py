@@ -32,7 +32,7 @@ from dlog.wire.bookie_v3_messages import (
     LedgerForced,
     ReadWithLac,
     ReadWithLacDone,
-    SpaceTold,
+    SpaceReply,
     V3Response,
 )
 from dlog.wire.bookie_v3_responses import encode_v3_response
@@ -100,9 +100,9 @@ class ModelBookie(asyncio.Protocol):
             session.say(self.answer(request), call)
         self.heard.set()
 
-    def tell_space(self) -> SpaceTold:
+    def tell_space(self) -> SpaceReply:
         self.space_asked.set()
-        return SpaceTold(Code.IO_ERROR) if self.free_bytes is None else SpaceTold(Code.OK, 1 << 41, self.free_bytes)
+        return SpaceReply(Code.IO_ERROR) if self.free_bytes is None else SpaceReply(Code.OK, 1 << 41, self.free_bytes)
 
     def release(self, count: int | None = None) -> None:
         """Answer what is held, oldest first; all of it or the first `count`."""

@@ -739,20 +739,20 @@ EXPLICIT_LACS = (
         name="bookies are sent a LAC that is not confirmed",
         invariants=("L5",),
         style="explicit",
-        parts=planted((LedgerAdder, "_tell_lac", "lac = self._window.lac", "lac = self._window.pushed")),
+        parts=planted((LedgerAdder, "_send_lac", "lac = self._window.lac", "lac = self._window.pushed")),
     ),
     Mutant(
         name="a LAC that no entry carries is not sent",
         invariants=("liveness",),
         style="explicit",
-        parts=planted((LedgerAdder, "_note_timer", "self._tell_lac()", "pass")),
+        parts=planted((LedgerAdder, "_note_timer", "self._send_lac()", "pass")),
     ),
     Mutant(
         name="a LAC that may not have reached a lost bookie is not sent again",
         invariants=("liveness",),
         style="explicit",
         seeds=1500,
-        parts=planted((LedgerAdder, "handle", "self._told_lac = NO_ENTRY", "pass")),
+        parts=planted((LedgerAdder, "handle", "self._sent_lac = NO_ENTRY", "pass")),
     ),
     Mutant(
         name="a long poll that ended by an explicit LAC is not followed by a read of it",

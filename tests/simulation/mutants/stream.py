@@ -477,7 +477,7 @@ TRUNCATED = (
         name="changes that wait together with a refused one are given up with it",
         invariants=("T5", "T6"),
         style="clocks",
-        parts=planted(StreamMetadataUpdater, ("_hear_refusal", "len(self._writing) > 1", "False")),
+        parts=planted(StreamMetadataUpdater, ("_handle_refusal", "len(self._writing) > 1", "False")),
     ),
     Mutant(
         name="only the first portion of the truncated segments is deleted",
@@ -615,7 +615,7 @@ FOLLOWING = (
         invariants=("T6",),
         style="stranger",
         seeds=1000,
-        parts=planted(Takeover, ("begin", "t.tell_dropped()", "pass")),
+        parts=planted(Takeover, ("begin", "t.report_dropped()", "pass")),
     ),
     Mutant(
         name="a gap in the entries that are sent along is not noticed",

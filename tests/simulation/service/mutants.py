@@ -455,7 +455,7 @@ MUTANTS: tuple[Mutant, ...] = (
         seeds=20,
     ),
     mutant("claims at the previous epoch", ("T3",), instead(Claim, "_write", _same_epoch), style="hand-over", seeds=10),
-    mutant("registers once", ("V1",), instead(Registrations, "_heard_state", _once), style="metadata", seeds=20),
+    mutant("registers once", ("V1",), instead(Registrations, "_state_changed", _once), style="metadata", seeds=20),
     mutant(
         "members are read on an event only",
         ("V1",),

@@ -232,10 +232,10 @@ async def test_an_owner_tells_the_tail_once_metadata_read_since_names_its_epoch(
             await on.owners.opened()
             on.owners.say(4)
             before = on.metadata.newest_read
-            assert await on.follower.tells_tail(before), "no newer metadata: any owner counts"
+            assert await on.follower.confirms_tail(before), "no newer metadata: any owner counts"
             on.metadata.see(A, 1)
-            assert await on.follower.tells_tail(before)
-            asking = on.tasks.create_task(on.follower.tells_tail(before), name="ask")
+            assert await on.follower.confirms_tail(before)
+            asking = on.tasks.create_task(on.follower.confirms_tail(before), name="ask")
             on.metadata.see(B, 2)
             await on.owners.opened()
             on.owners.say(5)
@@ -250,7 +250,7 @@ async def test_an_owner_that_is_mute_tells_nothing(has_owner: bool) -> None:
                 on.metadata.see(A, 1)
                 await on.owners.opened()
                 on.owners.mute = {A}
-            assert not await on.follower.tells_tail(0)
+            assert not await on.follower.confirms_tail(0)
 
 
 # ---- the tail for a new reader (actors/tail_finder.py) --------------------------------------------------------------

@@ -133,15 +133,15 @@ class Waiting:
 
 async def test_why_nothing_is_acknowledged_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     async with asyncio.timeout(30):
-        await append._tell_why_it_waits(Waiting(), quiet=False)  # type: ignore[arg-type]
+        await append._explain_waiting(Waiting(), quiet=False)  # type: ignore[arg-type]
     assert capsys.readouterr().err == "waiting: not written, no segment to write to: writable=2\n"
 
 
 async def test_nothing_is_said_while_all_is_well_or_to_a_program(capsys: pytest.CaptureFixture[str]) -> None:
-    await append._tell_why_it_waits(Waiting(), quiet=True)  # type: ignore[arg-type]
+    await append._explain_waiting(Waiting(), quiet=True)  # type: ignore[arg-type]
     well = Waiting()
     well.obstacle = None
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3):
-            await append._tell_why_it_waits(well, quiet=False)  # type: ignore[arg-type]
+            await append._explain_waiting(well, quiet=False)  # type: ignore[arg-type]
     assert capsys.readouterr().err == ""

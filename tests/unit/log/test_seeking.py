@@ -26,7 +26,7 @@ def found(goal: SeekTarget, entries: list[EntryContents]) -> int:
     asked = 0
     while not halving.is_done:
         asked += 1
-        halving.hear(entries[halving.middle])
+        halving.handle(entries[halving.middle])
     assert asked <= len(entries).bit_length()
     return halving.low
 

@@ -8,7 +8,7 @@ from dlog.errors import DamagedError
 from dlog.region.counting import Checkpoint, TableEnd
 from dlog.region.items import records_of
 from dlog.region.loading import RegionLoader
-from dlog.region.messages import AskOffsets, OffsetsTold, Topic
+from dlog.region.messages import AskOffsets, OffsetsFound, Topic
 from dlog.region.state import RegionState
 from dlog.wire.region import RegionSnapshot, decode_snapshot, encode_snapshot
 from tests.unit.region.topic_lists import NONCE, REGION, TopicList, batch, checkpoint, encoded, fence, loaded
@@ -248,7 +248,7 @@ def test_the_topic_is_read_up_to_the_offset_that_was_asked_for() -> None:
         topic, question = asking
         reply = (data if topic is Topic.DATA else TopicList()).answer(question, records_max=100)
         if topic is Topic.DATA and isinstance(question, AskOffsets):
-            assert reply == OffsetsTold(question.number, 0, 7)
+            assert reply == OffsetsFound(question.number, 0, 7)
             data.add(batch(4, (8, 4)))
         following = loader.handle(reply)
         if following is None:

@@ -10,7 +10,7 @@ from dlog.region.messages import (
     AskOffsets,
     BeforeDeleted,
     DeleteBefore,
-    OffsetsTold,
+    OffsetsFound,
     Question,
     ReadRecords,
     RecordsAppended,
@@ -79,7 +79,7 @@ class TopicList:
                     return TopicFailed(number, error)
                 return RecordsRead(number, tuple(self.stored(offset)[:records_max]))
             case AskOffsets():
-                return OffsetsTold(number, self.first, len(self.log))
+                return OffsetsFound(number, self.first, len(self.log))
             case DeleteBefore(_, offset):
                 self.first = max(self.first, offset)
                 return BeforeDeleted(number)

@@ -645,7 +645,7 @@ async def sought(store: S3Store, ref: SegmentRef, last: int, target: SeekTarget)
     halving = BinarySearch(target, *left)
     while not halving.is_done:
         entry = EntryId(halving.middle)
-        halving.hear(read_contents((await reader.read(entry, entry, 1))[0]))
+        halving.handle(read_contents((await reader.read(entry, entry, 1))[0]))
     await reader.close()
     return halving.low
 

@@ -21,7 +21,7 @@ from dlog.wire.bookie_v3_asking import (
     encode_list_request,
     encode_space_request,
 )
-from dlog.wire.bookie_v3_messages import EntriesListed, GetSpace, ListEntries, SpaceTold
+from dlog.wire.bookie_v3_messages import EntriesListed, GetSpace, ListEntries, SpaceReply
 from dlog.wire.bookie_v3_responses import encode_v3_response
 
 REFUSED = Code.IO_ERROR
@@ -68,7 +68,10 @@ def test_hostile_responses_end_in_a_response_or_a_protocol_error(garbage: bytes)
 def test_the_question_for_space_is_that_of_a_bookie(asked: GetSpace) -> None:
     request = decode_v3(memoryview(encode_space_request(asked, 5)[4:]))
     assert isinstance(request, V3Request) and request.message == asked
-    for answer in (SpaceTold(Code.OK, 10**15 if asked.total else None, 7 if asked.free else None), SpaceTold(REFUSED)):
+    for answer in (
+        SpaceReply(Code.OK, 10**15 if asked.total else None, 7 if asked.free else None),
+        SpaceReply(REFUSED),
+    ):
         frame = b"".join(encode_v3_response(request.call, answer))
         assert decode_space_response(frame[4:]) == answer
 
