@@ -72,7 +72,7 @@ class BlockFetcher:
         key = segment_key(segment)
         payloads = self._cache.run(key, first, question.last, question.max_bytes)
         if payloads:
-            subscription.say(EntriesGot(segment.number, segment.location, first, tuple(payloads)))
+            subscription.send(EntriesGot(segment.number, segment.location, first, tuple(payloads)))
             self._read_on(segment, key, first, first + len(payloads))
             return
         self._find_flight(segment, key, first, question.last).waiters.append((subscription, question))
@@ -136,7 +136,7 @@ class BlockFetcher:
             if subscription.is_closed or subscription.keep(question):
                 continue
             if error is not None:
-                subscription.say(SourceFailed(question, error))
+                subscription.send(SourceFailed(question, error))
             elif question.first < after:
                 goes_on = goes_on or question.last >= after
                 same = (question.first, question.last, question.max_bytes)
@@ -145,7 +145,7 @@ class BlockFetcher:
                     taken = cut(payloads, question.first - flight.first, question)
                     reply = got[same] = EntriesGot(segment.number, segment.location, question.first, taken)
                     self._read_ahead(segment, key, question.first + len(taken))
-                subscription.say(reply)
+                subscription.send(reply)
             else:
                 self.answer(subscription, question)
         if goes_on:

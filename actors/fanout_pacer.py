@@ -13,12 +13,12 @@ from collections.abc import Callable
 class FanoutPacer:
     """Schedules notifications. turn: notifies the readers, calls `cancel`, and reports their number by `took`.
 
-    told_s: pause before the next notification, per reader notified; max_s: longest pause.
+    per_reader_s: pause before the next notification, per reader notified; max_s: longest pause.
     """
 
-    def __init__(self, turn: Callable[[], None], told_s: float, max_s: float) -> None:
+    def __init__(self, turn: Callable[[], None], per_reader_s: float, max_s: float) -> None:
         self._turn = turn
-        self._told_s = told_s
+        self._per_reader_s = per_reader_s
         self._max_s = max_s
         self._not_before_s = 0.0
         self._planned: asyncio.TimerHandle | None = None
@@ -38,7 +38,7 @@ class FanoutPacer:
 
     def took(self, count: int) -> None:
         """`count` readers were notified now."""
-        pause_s = min(count * self._told_s, self._max_s)
+        pause_s = min(count * self._per_reader_s, self._max_s)
         self._not_before_s = max(self._not_before_s, asyncio.get_running_loop().time() + pause_s)
 
     def cancel(self) -> None:

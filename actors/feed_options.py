@@ -17,5 +17,5 @@ class FeedOptions:
     store_wait_s: float = option(1.0, sim=(0.01, 1.0))  # length of one long poll of the store's LAC
     retry_min_s: float = option(0.05, sim=(0.001, 0.1))
     retry_max_s: float = option(1.0, sim=(0.1, 1.0))
-    told_s: float = option(0.0002, sim=(0.0, 0.01))  # pause per notified tail reader before the next notification
-    telling_max_s: float = option(0.01, sim=(0.0, 0.05))  # longest such pause
+    notify_pause_s: float = option(0.0002, sim=(0.0, 0.01))  # pause per tail reader before the next notification
+    notify_pause_max_s: float = option(0.01, sim=(0.0, 0.05))  # longest such pause

@@ -18,7 +18,7 @@ class Source(Protocol):
     """What a FeedSubscription needs of the source of its stream, which is a StreamFeed."""
 
     def answer(self, view: FeedSubscription, question: SourceQuestion) -> None:
-        """Reply through `view.say`, at once or when the reply is known."""
+        """Reply through `view.send`, at once or when the reply is known."""
         ...
 
     def detach(self, view: FeedSubscription) -> None:
@@ -64,7 +64,7 @@ class FeedSubscription:
         self._held.append(question)
         return True
 
-    def say(self, reply: SourceReply) -> None:
+    def send(self, reply: SourceReply) -> None:
         self.deliver(Received(SOURCE, reply))
 
     def deliver(self, fact: Fact) -> None:

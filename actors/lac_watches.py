@@ -1,4 +1,4 @@
-"""Keeps the LACs and ends of one stream's segments as far as they are known here, and tells the readers at the tail.
+"""Keeps the LACs and ends of one stream's segments as far as they are known here, and notifies the readers at the tail.
 
 Invariants:
 - the end of a completed segment comes from its store, not from the segment list, which may be wrong;
@@ -48,7 +48,7 @@ class LacWatches:
         self._seeking: set[str] = set()  # keys of segments whose end is being read from the store
         self._watching: list[tuple[FeedSubscription, WatchLac]] = []
         weak = weakref.proxy(self)  # the pacer has the same lifetime: no reference cycle
-        self._pacer = FanoutPacer(lambda: weak.settle(), options.told_s, options.telling_max_s)
+        self._pacer = FanoutPacer(lambda: weak.settle(), options.notify_pause_s, options.notify_pause_max_s)
 
     def __len__(self) -> int:
         """How many requests wait."""
@@ -74,7 +74,7 @@ class LacWatches:
         reply = self._lac_seen(question) if self._metadata.is_known else None
         is_in_turn = reply is not None and not reply.ended and question.known >= NO_ENTRY and self._pacer.must_wait
         if reply is not None and not is_in_turn:
-            subscription.say(reply)
+            subscription.send(reply)
             return False
         self._watching.append((subscription, question))
         if is_in_turn:
@@ -119,7 +119,7 @@ class LacWatches:
         watching, self._watching = self._watching, []
         for subscription, question in watching:
             if key is None or segment_key(question.segment) == key:
-                subscription.say(SourceFailed(question, error))
+                subscription.send(SourceFailed(question, error))
             else:
                 self._watching.append((subscription, question))
 

@@ -121,7 +121,7 @@ class OwnerFeed(OwnerListener):
             self._listener.on_entries(segment, first, payloads)
 
     async def settle(self) -> None:
-        """Wait until the owner has sent a LAC, and metadata has told the location of every segment that it named.
+        """Wait until the owner has sent a LAC, and metadata has the location of every segment that it named.
 
         An owner sends its current LAC first. Until then the tail is not known: the owner may still be taking the
         stream over. Raises UnavailableError if the connection ends.

@@ -49,7 +49,7 @@ class OwnerFollower:
         self._pauses = pauses
         self._changed = changed
         self._following: OwnerFeed | None = None  # the connection on which an owner was asked
-        self._tail_seekers = 0  # readers that wait for an owner to tell the tail
+        self._tail_seekers = 0  # readers that wait for an owner to report the tail
 
     async def run(self, tasks: asyncio.TaskGroup) -> None:
         """Connect to the owner, or to where it redirects, whenever a reader waits; until cancelled."""

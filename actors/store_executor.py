@@ -116,7 +116,7 @@ class StoreExecutor:
     def _append(self, question: AppendEntry) -> None:
         writer = self._find(question.number)
         if writer is None:
-            self._say(
+            self._send(
                 StoreFailed(
                     question, SegmentNotFoundError(f"the segment is not open for writing: segment={question.number}")
                 )
@@ -126,9 +126,9 @@ class StoreExecutor:
 
     def _appended(self, question: AppendEntry, error: StoreError | None) -> None:
         if error is None:
-            self._say(EntryAppended(question.number, question.entry))
+            self._send(EntryAppended(question.number, question.entry))
         else:
-            self._say(StoreFailed(question, error))
+            self._send(StoreFailed(question, error))
 
     # ---- everything else: a task each -------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class StoreExecutor:
             raise SegmentNotFoundError(f"the segment is not open for writing: segment={number}")
         return writer
 
-    def _say(self, reply: StoreReply) -> None:
+    def _send(self, reply: StoreReply) -> None:
         self._post(Received(STORE, reply))
 
 

@@ -101,7 +101,7 @@ class StreamFeed:
                         self._tasks.create_task(self._tail.poll_store(), name=f"LAC from the store of {stream}"),
                     ]
                     await self._stopping.wait()
-                    # errands may wait for these loops; their readers are told through `on_lost`
+                    # errands may wait for these loops; their readers learn of it through `on_lost`
                     for task in (*loops, *self._errands):
                         task.cancel()
         finally:
@@ -117,7 +117,7 @@ class StreamFeed:
         self._metadata.doubt(has_readers=bool(self._subscriptions) and self._tasks is not None)
 
     def _begin_anew(self) -> None:
-        """Forget all requests and what may change; tell every reader that the source is lost."""
+        """Forget all requests and what may change; notify every reader that the source is lost."""
         self._tasks = None
         for part in (self._owner, self._lacs, self._fetches):
             part.clear()
@@ -138,7 +138,7 @@ class StreamFeed:
         """Reply to a request, at once or when the reply is known."""
         match question:
             case _ if self._metadata.defect is not None:
-                subscription.say(SourceFailed(question, self._metadata.defect))
+                subscription.send(SourceFailed(question, self._metadata.defect))
             case GetStream(fresh):
                 self._get_stream(subscription, question, fresh)
             case _ if self._tasks is None:
@@ -155,9 +155,9 @@ class StreamFeed:
 
     async def _locate(self, subscription: FeedSubscription, question: Locate) -> None:
         try:
-            subscription.say(await self._readers.locate(question))
+            subscription.send(await self._readers.locate(question))
         except DLogError as error:
-            subscription.say(SourceFailed(question, error))
+            subscription.send(SourceFailed(question, error))
 
     def _run_errand(self, errand: Coroutine[Any, Any, None], name: str) -> None:
         """Run a task for a waiting reader; it is cancelled when `run` ends, and the reader gets `on_lost`."""
@@ -173,7 +173,7 @@ class StreamFeed:
         try:
             await self._tail.find(question.segment, subscription.reads_before)
         except DLogError as error:
-            subscription.say(SourceFailed(question, error))
+            subscription.send(SourceFailed(question, error))
         else:
             self._watch(subscription, question)
 
@@ -196,13 +196,13 @@ class StreamFeed:
 
     def _show(self, subscription: FeedSubscription, *, fresh: bool) -> None:
         subscription.has_metadata = True
-        subscription.say(StreamSeen(self._metadata.value, fresh=fresh))
+        subscription.send(StreamSeen(self._metadata.value, fresh=fresh))
 
     def _show_or_fail(self, subscription: FeedSubscription, question: GetStream, error: DLogError | None) -> None:
         if error is None:
             self._show(subscription, fresh=True)
         else:
-            subscription.say(SourceFailed(question, error))
+            subscription.send(SourceFailed(question, error))
 
     async def _show_first(self, subscription: FeedSubscription, question: GetStream) -> None:
         """Send a new reader metadata that was read after it came. Without a ZooKeeper session wait
@@ -217,7 +217,7 @@ class StreamFeed:
             if subscription.is_closed:
                 return
             if metadata.defect is not None:
-                subscription.say(SourceFailed(question, metadata.defect))
+                subscription.send(SourceFailed(question, metadata.defect))
                 return
             is_late = patience.is_over and metadata.newest_read <= subscription.reads_before
             if is_late and not metadata.is_connected and metadata.tail is not None:
@@ -233,13 +233,13 @@ class StreamFeed:
         return is_alone and not metadata.is_connected and metadata.tail is not None
 
     def _metadata_changed(self, before: StreamMetadata | None) -> None:
-        """Tell the readers and the other parts."""
+        """Notify the readers and the other parts."""
         value = self._metadata.value
         if before is not None:
             self._forget(before, value)
         for subscription in tuple(self._subscriptions):
             if subscription.has_metadata:
-                subscription.say(StreamSeen(value, fresh=False))
+                subscription.send(StreamSeen(value, fresh=False))
         self._owner.moved()
         self._lacs.settle()
         self._changed.notify()

@@ -153,7 +153,7 @@ class StreamOwnerActor:
         """Break reference cycles, see Driver."""
         self._unwatch = _nothing
         self._on_end = self._on_lac = _ignore
-        self._on_event = _ignore_told
+        self._on_event = _ignore_event
         self._desk.let_go()
         self._machine.let_go()
 
@@ -185,5 +185,5 @@ def _ignore(_: Any) -> None:
     """Drop the event."""
 
 
-def _ignore_told(_: StreamOwnerActor, __: Event) -> None:
+def _ignore_event(_: StreamOwnerActor, __: Event) -> None:
     """Drop the event."""

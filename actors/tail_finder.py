@@ -48,14 +48,14 @@ class TailFinder:
         """
         metadata = self._metadata
         with self._owner.wanted():
-            while not (told := await self._owner.confirms_tail(reads_before)):
+            while not (confirmed := await self._owner.confirms_tail(reads_before)):
                 before = metadata.owner
                 if (error := await metadata.refreshed()) is not None:
                     raise error
                 if metadata.owner in (None, before):
                     break
             # a LAC from an earlier poll of the store may be out of date
-            if not (told and self._lacs.knows_lac(segment)) and not self._is_settled(segment):
+            if not (confirmed and self._lacs.knows_lac(segment)) and not self._is_settled(segment):
                 self._lacs.learn(segment, await self._readers.find_tail(segment), False)
 
     def _is_settled(self, segment: Segment) -> bool:

@@ -235,7 +235,7 @@ class ClaimLostError(FencedError):
 
 
 class ProducerUnknownError(FencedError):
-    """The log no longer holds this producer's state, so a repeated batch cannot be told from a new one.
+    """The log no longer holds this producer's state, so a repeated batch cannot be distinguished from a new one.
 
     since: segment and entry; everything that a new producer id writes from now on lies at or after this position.
     """
@@ -339,21 +339,21 @@ def with_outcome(error: _E, unknown: bool) -> _E:
     """
     if error.outcome_unknown is unknown:
         return error
-    told = copy.copy(error)
-    told.outcome_unknown = unknown
+    copied = copy.copy(error)
+    copied.outcome_unknown = unknown
     if unknown:
-        told.message = f"an earlier attempt may have succeeded; the last one failed: {error.message}"
-        told.args = (told.message,)
-    return told
+        copied.message = f"an earlier attempt may have succeeded; the last one failed: {error.message}"
+        copied.args = (copied.message,)
+    return copied
 
 
 def to_raise(error: _E) -> _E:
     """A copy of an error that an object stores and raises at each call. Raising the stored error itself would create a
     reference cycle: its traceback refers to frames that refer to the object.
     """
-    told = copy.copy(error)
-    told.__cause__ = error.__cause__
-    return told
+    copied = copy.copy(error)
+    copied.__cause__ = error.__cause__
+    return copied
 
 
 def _all(cls: type[DLogError]) -> list[type[DLogError]]:

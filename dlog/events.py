@@ -124,7 +124,7 @@ class EnsembleChanged(Event):
 class PlacementNotKept(Event):
     """An ensemble of a ledger, from `entry` on, does not keep the ledger's placement policy: the writable bookies allow
     no better one. With a strict policy only an ensemble that did not keep it before, or one of a recovery, which else
-    could not end. Told before metadata names the new ensemble. shortage: the policy, and what is lacking."""
+    could not end. Emitted before metadata names the new ensemble. shortage: the policy, and what is lacking."""
 
     name: ClassVar[str] = "placement.not_kept"
     level: ClassVar[str] = "warning"
@@ -272,7 +272,7 @@ class SegmentCompleted(Event):
 @value
 class SegmentRemoved(Event):
     """A take-over found that a segment's store has removed it by its own retention, though the stream lists it. Readers
-    are told that it is truncated; producers that wrote in it may be answered with an unknown outcome."""
+    learn that it is truncated; producers that wrote in it may be answered with an unknown outcome."""
 
     name: ClassVar[str] = "segment.removed"
     level: ClassVar[str] = "warning"

@@ -40,7 +40,7 @@ WORKLOADS: Mapping[str, tuple[str, Mapping[str, str]]] = {  # workload, and what
 }
 FAULTS = ("failover", "freeze", "handover")
 NAMES = (*WORKLOADS, *outages.GOALS)
-Tell = Callable[[str], None]
+OnProgress = Callable[[str], None]
 FIGURES = ("records_per_s", "mb_per_s", "gap_max_ms", "delivered_mb_per_s")
 
 
@@ -133,20 +133,22 @@ def _parser() -> argparse.ArgumentParser:
 
 def _work(given: argparse.Namespace) -> Coroutine[Any, Any, dict[str, Any]]:
     """What is to be run; it returns the report. Raises ValueError, DLogError for wrong usage."""
-    name, tell = given.workload, partial(print, file=sys.stderr) if sys.stderr.isatty() else lambda _: None
+    name, on_progress = given.workload, partial(print, file=sys.stderr) if sys.stderr.isatty() else lambda _: None
     seconds = outages.AWAY_S if given.seconds is None else given.seconds
     if given.streams < 1 or seconds <= 0:
         raise ValueError("--streams must be at least 1, --seconds above 0")
     if name == "heirs":
-        return outages.Heirs(given.streams, tell=tell).go()
+        return outages.Heirs(given.streams, on_progress=on_progress).go()
     running = find_running(given.dir)
     if name in WORKLOADS and name not in FAULTS:
-        return _load(name, _workload(given), given.dir, running, tell)
+        return _load(name, _workload(given), given.dir, running, on_progress)
     if running is None:
         raise ValueError("no `dlog up` found on this machine; start one, or name its directory with --dir")
     if name in FAULTS:
-        return _run(name, _workload(given), running.connect, running.directory, tell)
-    return outages.away(running, seconds, tell=tell) if name == "away" else outages.starved(running, seconds, tell)
+        return _run(name, _workload(given), running.connect, running.directory, on_progress)
+    if name == "away":
+        return outages.away(running, seconds, on_progress=on_progress)
+    return outages.starved(running, seconds, on_progress)
 
 
 def _workload(given: argparse.Namespace) -> spec.Workload:
@@ -163,28 +165,32 @@ def _workload(given: argparse.Namespace) -> spec.Workload:
 
 
 async def _load(
-    name: str, workload: spec.Workload, directory: str | None, running: RunningCluster | None, tell: Tell
+    name: str, workload: spec.Workload, directory: str | None, running: RunningCluster | None, on_progress: OnProgress
 ) -> dict[str, Any]:
     """As `_run`, on the cluster that the environment or this directory names."""
     connect = target(None, directory)
     is_here = running is not None and running.connect == connect
-    return await _run(name, workload, connect, running.directory if running is not None and is_here else "", tell)
+    return await _run(
+        name, workload, connect, running.directory if running is not None and is_here else "", on_progress
+    )
 
 
-async def _run(name: str, workload: spec.Workload, connect: str, directory: str, tell: Tell) -> dict[str, Any]:
+async def _run(
+    name: str, workload: spec.Workload, connect: str, directory: str, on_progress: OnProgress
+) -> dict[str, Any]:
     """Run a workload once; the report. Raises CannotRunError."""
     system = Variant(RunningDlog, {"connect": connect, "dir": directory}, "a cluster that runs already")
     plan = Plan(workloads=[workload], systems={"dlog": system}, rounds=1, voids=0, wait_s=0.0)
-    (told,) = (await Runner(plan, tell).run()).results
-    if "verdict" not in told:
-        raise CannotRunError(told.get("error") or told["not_applicable"])
-    is_green = told["green"] and not told["errors"]
-    report = {"fault": name, "green": is_green, "verdict": told["verdict"], "failed": told["errors"]}
+    (result,) = (await Runner(plan, on_progress).run()).results
+    if "verdict" not in result:
+        raise CannotRunError(result.get("error") or result["not_applicable"])
+    is_green = result["green"] and not result["errors"]
+    report = {"fault": name, "green": is_green, "verdict": result["verdict"], "failed": result["errors"]}
     if not is_green:
         return report
-    figures = told["figures"]
+    figures = result["figures"]
     if name not in FAULTS:
-        report["said"] = f"{workload.name}, {told['verdict']['acknowledged']:,} records acknowledged and read back"
+        report["said"] = f"{workload.name}, {result['verdict']['acknowledged']:,} records acknowledged and read back"
         report |= {key: figures[key] for key in FIGURES if figures.get(key) is not None}
         return outages.judged(report | {f"{key}_ms": value for key, value in figures["response_ms"].items()}, {})
     gaps = {"rounds": len(figures["gaps_ms"]), "p50_ms": figures["gap_p50_ms"], "max_ms": figures["gap_max_ms"]}

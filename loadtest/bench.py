@@ -46,20 +46,20 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         """As JSON; without figures if the verdict is not green."""
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "green": self.verdict.is_green,
             "verdict": self.verdict.as_json(),
             "errors": self.errors,
         }
         if self.verdict.is_green:
-            told |= {
+            fields |= {
                 "figures": self.figures,
                 "histograms": self.histograms,
                 "usage": self.usage,
                 "generators": self.generators,
                 "timeline": self.timeline,
             }
-        return told
+        return fields
 
 
 class Bench:

@@ -35,11 +35,11 @@ class Checker:
         """A reader received these records, at `dlsn` and the slots after it."""
         for slot, payload in enumerate(payloads):
             position = (*dlsn.next_slot(slot),)
-            said = read(payload)
-            if said is None:
+            claim = read(payload)
+            if claim is None:
                 self._judge.broken(name, position, repr(payload[:32]))
             else:
-                self._judge.given(name, said.producer, said.sequence, 1, position)
+                self._judge.given(name, claim.producer, claim.sequence, 1, position)
 
     def left(self, name: str) -> None:
         """This reader stopped: it need not have received records after the last one that it got."""

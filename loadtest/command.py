@@ -16,7 +16,7 @@ from dlog.errors import ConfigError, InvalidRequestError
 from loadtest import host_conditions, plans, runfile, spec, systems
 from loadtest.plans import Piece
 from loadtest.runfile import Run, RunFileError
-from loadtest.runner import Plan, PlanError, Runner, told_of
+from loadtest.runner import Plan, PlanError, Runner, workload_as_json
 from loadtest.systems.base import CannotRunError, Variant
 
 OUT = "loadtest.run.json"
@@ -91,8 +91,8 @@ def plan_command(path: Path, more: Sequence[str]) -> str:
     """The command that runs this plan again, on any machine."""
     root = Path(__file__).resolve().parents[1]
     whole = path.resolve()
-    told = whole.relative_to(root) if whole.is_relative_to(root) else Path(path.name)
-    return shlex.join(["python", "-m", "loadtest", "--plan", told.as_posix(), *more, "--out", "RUN.json"])
+    plan_path = whole.relative_to(root) if whole.is_relative_to(root) else Path(path.name)
+    return shlex.join(["python", "-m", "loadtest", "--plan", plan_path.as_posix(), *more, "--out", "RUN.json"])
 
 
 def _planned(piece: Piece, run: Run) -> Plan:
@@ -109,13 +109,13 @@ def _check_together(pieces: Sequence[Plan]) -> None:
     for plan in pieces:
         _check_fits(plan, whole)
         described = {name: {"options": plan.options_of(name)} for name in plan.systems}
-        whole.append(Run(systems=described, workloads={w.id: told_of(w) for w in plan.workloads}))
+        whole.append(Run(systems=described, workloads={w.id: workload_as_json(w) for w in plan.workloads}))
 
 
 def _check_fits(plan: Plan, earlier: Run | None) -> None:
     """Check that results fit into `earlier`. Raises RunFileError."""
     if earlier is not None:
-        earlier.check_cells({workload.id: told_of(workload) for workload in plan.workloads})
+        earlier.check_cells({workload.id: workload_as_json(workload) for workload in plan.workloads})
         earlier.check_systems({name: plan.options_of(name) for name in plan.systems})
 
 
@@ -260,12 +260,12 @@ async def _run(plan: Plan, out: Path, earlier: Run | None, quiet: bool) -> Run:
         whole = runfile.from_json(before) if before is not None else Run()
         _joined(whole, run).save(out)
 
-    def tell(text: str) -> None:
+    def on_progress(text: str) -> None:
         if not quiet:
             print(text, file=sys.stderr, flush=True)
 
-    tell(estimate(plan).splitlines()[-1])
-    run = await Runner(plan, tell, saved).run()
+    on_progress(estimate(plan).splitlines()[-1])
+    run = await Runner(plan, on_progress, saved).run()
     saved(run)
     return run
 

@@ -59,7 +59,7 @@ class Generator:
                 env={**os.environ, "MALLOC_TRIM_THRESHOLD_": "268435456", "MALLOC_MMAP_THRESHOLD_": "134217728"},
             )
         self._ready_s = READY_S + READY_A_LOG_S * len(job.get("logs", ()))
-        self._tell(job)
+        self._send(job)
         self._listening = asyncio.get_running_loop().create_task(self._listen(), name=f"generator {self.name}")
         if wait:
             await self.ready()
@@ -69,13 +69,13 @@ class Generator:
         await self._until(self._ready.is_set, self._ready_s, "was not ready")
 
     def go(self, start_ns: int) -> None:
-        self._tell({"do": "go", "start_ns": start_ns})
+        self._send({"do": "go", "start_ns": start_ns})
 
     def stop(self) -> None:
-        self._tell({"do": "stop"})
+        self._send({"do": "stop"})
 
     def until(self, counts: Mapping[str, int]) -> None:
-        self._tell({"do": "until", "counts": counts})
+        self._send({"do": "until", "counts": counts})
 
     async def acknowledged(self, more: int, since_ns: int, patience_s: float) -> None:
         """Wait for `more` acknowledgements, the last after `since_ns`. Raises CannotRunError."""
@@ -113,7 +113,7 @@ class Generator:
                 f"generator {self.name} {otherwise} within {patience_s:g} s: {self._last_words()}"
             ) from None
 
-    def _tell(self, order: Mapping[str, Any]) -> None:
+    def _send(self, order: Mapping[str, Any]) -> None:
         assert self._process is not None and self._process.stdin is not None, "started"
         if self._process.returncode is None and not self._process.stdin.is_closing():
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
@@ -122,7 +122,7 @@ class Generator:
         assert self._process is not None and self._process.stdout is not None, "started"
         try:
             while line := await self._process.stdout.readline():
-                self._hear(line)
+                self._receive(line)
                 self._news.set()
             code = await self._process.wait()
             if self._result is None:
@@ -131,17 +131,17 @@ class Generator:
             self._failure = f"sent an invalid line: {error!r}"
         self._news.set()
 
-    def _hear(self, line: bytes) -> None:
-        said = json.loads(line)
-        match said["event"]:
+    def _receive(self, line: bytes) -> None:
+        message = json.loads(line)
+        match message["event"]:
             case "ready":
                 self._ready.set()
             case "tick":
-                self.acked = int(said.get("acked", self.acked))
-                self.last_ack_ns = int(said.get("last_ack_ns", self.last_ack_ns))
-                self.read = int(said.get("read", self.read))
+                self.acked = int(message.get("acked", self.acked))
+                self.last_ack_ns = int(message.get("last_ack_ns", self.last_ack_ns))
+                self.read = int(message.get("read", self.read))
             case "result":
-                self._result = said
+                self._result = message
 
     def _last_words(self) -> str:
         try:

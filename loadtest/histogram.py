@@ -62,12 +62,12 @@ class Histogram:
         return {"unit": "us", "counts": sorted(map(list, self._counts.items()))}
 
 
-def from_json(told: Any) -> Histogram:
+def from_json(data: Any) -> Histogram:
     """Decode `as_json`, also of a generator in another language. Raises ValueError."""
     histogram = Histogram()
-    if not isinstance(told, Mapping) or told.get("unit") != "us" or not isinstance(told.get("counts"), list):
+    if not isinstance(data, Mapping) or data.get("unit") != "us" or not isinstance(data.get("counts"), list):
         raise ValueError('a histogram must be {"unit": "us", "counts": [[value, count], ...]}')
-    for pair in told["counts"]:
+    for pair in data["counts"]:
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(n, int | float) for n in pair)):
             raise ValueError(f"a histogram's counts must be pairs [value, count]: {pair!r:.60}")
         value, count = pair
@@ -78,9 +78,9 @@ def from_json(told: Any) -> Histogram:
     return histogram
 
 
-def joined(told: Iterable[Any]) -> Histogram:
+def joined(histograms: Iterable[Any]) -> Histogram:
     """Sum of histograms. Raises ValueError."""
     whole = Histogram()
-    for one in told:
+    for one in histograms:
         whole.add(from_json(one))
     return whole

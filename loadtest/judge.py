@@ -1,4 +1,4 @@
-"""Checks one log: compares what producers were told with what each reader received, and counts every breach.
+"""Checks one log: compares what was acknowledged to producers with what each reader received, and counts every breach.
 
 An append without an answer, or refused with unknown outcome, may be in the log once or not at all. Events are runs of
 consecutive records, so a million records cost little memory.
@@ -31,7 +31,7 @@ class Verdict:
     lost: int = 0  # acknowledged, but a reader that read past its position did not receive it
     duplicated: int = 0  # received twice by one reader
     reordered: int = 0  # received out of the log's order, or a producer's records out of its order
-    misplaced: int = 0  # received at another position than the producer was told
+    misplaced: int = 0  # received at another position than was acknowledged to the producer
     early: int = 0  # received before its append began, or received at the tail and then not in the log
     invented: int = 0  # damaged, never sent, or refused with known outcome
     diverged: int = 0  # two readers received a record at different positions, or only one of them received it
@@ -127,7 +127,7 @@ class Judge:
     def __init__(self, log: str = "") -> None:
         self._log = f"{log} " if log else ""
         self._sent: dict[int, int] = {}  # producer -> sequences below this were sent
-        self._told: dict[int, list[_Run]] = {}
+        self._acknowledged: dict[int, list[_Run]] = {}
         self._refused: dict[int, list[_Run]] = {}
         self._readers: dict[str, _Reader] = {}
         self._reads: dict[str, list[tuple[int, int, int, Position, int]]] = {}
@@ -141,7 +141,7 @@ class Judge:
 
     def acknowledged(self, producer: int, first: int, count: int, position: Position | None, sent_ns: int = 0) -> None:
         """The system acknowledged a run, from `position` on, or without naming a position (None)."""
-        self._told.setdefault(producer, []).append(_Run(first, count, position, sent_ns))
+        self._acknowledged.setdefault(producer, []).append(_Run(first, count, position, sent_ns))
         self._verdict.acknowledged += count
 
     def refused(self, producer: int, first: int, count: int, *, unknown: bool) -> None:
@@ -188,7 +188,7 @@ class Judge:
         """
         verdict = self._verdict
         verdict.unanswered = verdict.sent - verdict.acknowledged
-        for runs in (*self._told.values(), *self._refused.values()):
+        for runs in (*self._acknowledged.values(), *self._refused.values()):
             runs.sort(key=lambda run: run.first)
         for name, reads in self._reads.items():
             for read in reads:
@@ -196,7 +196,7 @@ class Judge:
         if not self._readers and verdict.acknowledged:
             self._count("lost", verdict.acknowledged, "no reader received anything")
         for name, reader in self._readers.items():
-            self._compare_with_told(name, reader)
+            self._compare_with_acknowledged(name, reader)
         self._compare_readers()
         return verdict
 
@@ -209,22 +209,26 @@ class Judge:
             what, many = wrong
             self._count(what, many, f"{name}: {what}: {producer}:{first}+{count} at {position}")
 
-    def _compare_with_told(self, name: str, reader: _Reader) -> None:
-        for producer, told in self._told.items():
+    def _compare_with_acknowledged(self, name: str, reader: _Reader) -> None:
+        for producer, runs in self._acknowledged.items():
             mine = reader.runs.get(producer, [])
-            for one, other, sequence, count in _walk(reader.seen_of(told), mine):
+            for one, other, sequence, count in _walk(reader.seen_of(runs), mine):
                 position = one.position_of(sequence)
                 if other is None:
                     if reader.is_beyond(position):
                         continue
                     if reader.begin is None or position is None or position >= reader.begin:
                         self._count(
-                            "lost", count, f"{name}: never got {producer}:{sequence}+{count}, told at {position}"
+                            "lost",
+                            count,
+                            f"{name}: never got {producer}:{sequence}+{count}, acknowledged at {position}",
                         )
                     continue
                 seen = other.position_of(sequence)
                 if position is not None and seen != position:
-                    self._count("misplaced", count, f"{name}: got {producer}:{sequence} at {seen}, told at {position}")
+                    self._count(
+                        "misplaced", count, f"{name}: got {producer}:{sequence} at {seen}, acknowledged at {position}"
+                    )
                 if other.first == sequence and other.ns and one.ns > other.ns:
                     self._count("early", count, f"{name}: got {producer}:{sequence} {one.ns - other.ns} ns too early")
         for producer, refused in self._refused.items():
@@ -263,7 +267,7 @@ class Judge:
             )
 
     def _is_unacknowledged(self, producer: int, sequence: int) -> bool:
-        return not any(r.first <= sequence < r.first + r.count for r in self._told.get(producer, ()))
+        return not any(r.first <= sequence < r.first + r.count for r in self._acknowledged.get(producer, ()))
 
     def _count(self, what: str, many: int, example: str) -> None:
         setattr(self._verdict, what, getattr(self._verdict, what) + many)

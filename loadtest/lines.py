@@ -49,14 +49,14 @@ class Orders:
         """Read orders until the end of the input."""
         try:
             while line := await lines.readline():
-                self.hear(line)
+                self.receive(line)
         finally:
             if not self.start_ns.done():
                 self.start_ns.cancel()
             self.stop.set()
             self.news.set()
 
-    def hear(self, line: bytes) -> None:
+    def receive(self, line: bytes) -> None:
         """Raises CannotRunError."""
         try:
             order = json.loads(line)

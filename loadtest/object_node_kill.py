@@ -60,9 +60,9 @@ class NodeKill:
         running = self._running
         async with AsyncExitStack() as stack:
             room = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dlog-node-kill-")))
-            told = {key: value for key, value in os.environ.items() if key.startswith("DLOG_OBJECTS_")}
-            told |= {"DLOG_OBJECTS_ROOT": running.objects_root, **UPLOADS}
-            proxy = await stack.enter_async_context(write_proxy(running, room / "printed", self._dying, told))
+            environment = {key: value for key, value in os.environ.items() if key.startswith("DLOG_OBJECTS_")}
+            environment |= {"DLOG_OBJECTS_ROOT": running.objects_root, **UPLOADS}
+            proxy = await stack.enter_async_context(write_proxy(running, room / "printed", self._dying, environment))
             target = f"{running.connect},{proxy.address}"
             clients = [
                 await stack.enter_async_context(dlog.connect(target, append_deadline_s=PATIENCE_S))

@@ -55,7 +55,7 @@ class Heirs:
     """Two write proxies with streams; one is killed and not restarted. streams: number that the killed one owns.
 
     waiting: to how many of them a client appends after the kill; None: all. clients: number of clients that append.
-    tell: called with progress messages.
+    on_progress: called with progress messages.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Heirs:
         streams: int,
         waiting: int | None = None,
         clients: int = CLIENTS,
-        tell: Callable[[str], None] = lambda _: None,
+        on_progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._streams = streams
         self._waiting = streams if waiting is None else min(waiting, streams)
         self._clients = clients
-        self._tell = tell
+        self._on_progress = on_progress
         self._failed: list[str] = []
         self._waited_ms: list[float] = []
 
@@ -93,7 +93,7 @@ class Heirs:
 
             clients = await connect(min(CLIENTS, self._clients))
             inherited, others = await self._make(clients, dying.address)
-            self._tell(f"{len(inherited)} streams of the proxy to be killed, {others} of the other")
+            self._on_progress(f"{len(inherited)} streams of the proxy to be killed, {others} of the other")
             clients += await connect(self._clients - len(clients))
             for client in clients:
                 await client.reach()
@@ -187,7 +187,10 @@ class Heirs:
 
 
 async def away(
-    running: RunningCluster, seconds: float, after_s: float = AFTER_S, tell: Callable[[str], None] = lambda _: None
+    running: RunningCluster,
+    seconds: float,
+    after_s: float = AFTER_S,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """ZooKeeper frozen for `seconds`; the report. Raises CannotRunError if this `dlog up` uses another ZooKeeper,
     DLogError, TimeoutError."""
@@ -206,7 +209,7 @@ async def away(
             finally:
                 if name == "away_ms":
                     os.kill(pid, signal.SIGCONT)
-            tell(f"{name}={silences_ms[name]}")
+            on_progress(f"{name}={silences_ms[name]}")
         return silences_ms | {
             "seconds": seconds,
             "max_ms": max(silences_ms["away_ms"], silences_ms["after_ms"]),
@@ -218,7 +221,7 @@ async def away(
 
 
 async def starved(
-    running: RunningCluster, seconds: float, tell: Callable[[str], None] = lambda _: None
+    running: RunningCluster, seconds: float, on_progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
     """Each process gets throttle.SHARE of a CPU for `seconds`; the report. Raises DLogError, TimeoutError; processes
     run freely afterwards in any case."""
@@ -228,7 +231,7 @@ async def starved(
         async with throttled([part.pid for part in running.parts if part.pid]):
             longest_ms = await _silence_ms(writers, seconds)
         acks = sum(writer.acks for writer in writers) - acks
-        tell(f"longest_ms={longest_ms} acks={acks}")
+        on_progress(f"longest_ms={longest_ms} acks={acks}")
         takes = await claims() - epoch
         return {
             "seconds": seconds,
@@ -343,8 +346,8 @@ async def write_proxy(
         assert process.stdout is not None, "asked for"
         ready = re.match(rb"ready write \S+ (\S+)", await process.stdout.readline())
         if ready is None:
-            said = await asyncio.to_thread(printed.read_text)
-            raise CannotRunError(f"a write proxy did not start: {said[-500:].strip()}")
+            output = await asyncio.to_thread(printed.read_text)
+            raise CannotRunError(f"a write proxy did not start: {output[-500:].strip()}")
         yield _Proxy(process, ready[1].decode())
     finally:
         if process.returncode is None:
@@ -359,8 +362,8 @@ async def _takes(port: int) -> dict[str, int]:
         with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=60.0) as answer:
             return str(answer.read().decode())
 
-    told = await asyncio.to_thread(scrape)
-    return {name: int(float(value)) for name, value in re.findall(r"^dlog_(write_takes_\w+) (\S+)$", told, re.M)}
+    metrics = await asyncio.to_thread(scrape)
+    return {name: int(float(value)) for name, value in re.findall(r"^dlog_(write_takes_\w+) (\S+)$", metrics, re.M)}
 
 
 async def each(streams: Iterable[str], at_once: int, work: Callable[[str], Awaitable[None]]) -> None:

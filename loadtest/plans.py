@@ -38,11 +38,11 @@ class Piece:
 def read(path: Path, more: Sequence[str] = ()) -> list[Piece]:
     """Read a plan; append the arguments `more` to each piece. Raises ConfigError."""
     try:
-        told = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"the plan cannot be read: file={path} {error}") from error
-    pieces = told.pop("piece", None)
-    if told or not isinstance(pieces, list) or not pieces:
+    pieces = content.pop("piece", None)
+    if content or not isinstance(pieces, list) or not pieces:
         raise ConfigError(f"a plan consists of [[piece]] tables and nothing else: file={path.name}")
     found = [_piece(piece, path.name, more) for piece in pieces]
     twice = [name for name, count in Counter(piece.name for piece in found).items() if count > 1]
@@ -51,18 +51,18 @@ def read(path: Path, more: Sequence[str] = ()) -> list[Piece]:
     return found
 
 
-def _piece(told: object, where: str, more: Sequence[str]) -> Piece:
+def _piece(fields: object, where: str, more: Sequence[str]) -> Piece:
     keys = {"name", "says", "run"}
-    if not isinstance(told, dict) or set(told) != keys or not all(isinstance(told[key], str) for key in keys):
-        raise ConfigError(f"a piece needs the strings name, says and run: file={where} piece={told!r:.80}")
+    if not isinstance(fields, dict) or set(fields) != keys or not all(isinstance(fields[key], str) for key in keys):
+        raise ConfigError(f"a piece needs the strings name, says and run: file={where} piece={fields!r:.80}")
     try:
-        arguments = (*shlex.split(told["run"]), *more)
+        arguments = (*shlex.split(fields["run"]), *more)
     except ValueError as error:
-        raise ConfigError(f"run is not a command line: file={where} piece={told['name']} {error}") from error
+        raise ConfigError(f"run is not a command line: file={where} piece={fields['name']} {error}") from error
     for word in arguments:
         if word.partition("=")[0] in _FORBIDDEN:
-            raise ConfigError(f"{word} is not allowed in a piece: file={where} piece={told['name']}")
-    return Piece(told["name"], told["says"], arguments)
+            raise ConfigError(f"{word} is not allowed in a piece: file={where} piece={fields['name']}")
+    return Piece(fields["name"], fields["says"], arguments)
 
 
 def rounds_done(run: Run, piece: Piece) -> dict[str, int]:

@@ -98,7 +98,7 @@ class Watch:
 def machine() -> dict[str, Any]:
     """The host: CPUs, memory, kernel."""
     info = os.uname()
-    lines = Path("/proc/cpuinfo").read_text().splitlines()  # psutil does not tell the model
+    lines = Path("/proc/cpuinfo").read_text().splitlines()  # psutil does not report the model
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), info.machine)
     memory = psutil.virtual_memory().total
     return {"cpus": os.cpu_count(), "cpu": model, "memory_bytes": memory, "kernel": info.release}

@@ -54,7 +54,7 @@ class Producing:
         """Open the logs, produce; the result."""
         job, tally = self._job, self._tally
         for flow, log in zip(self._flows, job["logs"], strict=True):
-            self._writers.append(await self._client.writer(log, partial(self._told, flow)))
+            self._writers.append(await self._client.writer(log, partial(self._on_answer, flow)))
         await self._touch_all()
         say("ready")
         start_ns = await self._orders.start_ns
@@ -111,10 +111,10 @@ class Producing:
             position = await writer.append(record)
         except Exception as error:  # noqa: BLE001 - any error of a peer's client is a failed append
             unknown = bool(getattr(error, "outcome_unknown", True))
-            tally.told(flow, Refused(sequence, 1, f"{type(error).__name__}: {error}", unknown))
+            tally.answered(flow, Refused(sequence, 1, f"{type(error).__name__}: {error}", unknown))
             await asyncio.sleep(SLOT_S)
             return
-        tally.told(flow, Acked(sequence, 1, position))
+        tally.answered(flow, Acked(sequence, 1, position))
 
     async def _open(self) -> None:
         rate = float(self._job["rate"])
@@ -168,8 +168,8 @@ class Producing:
         """Records that may still be handed over."""
         return self._records - self._tally.sent if self._records else 1 << 62
 
-    def _told(self, flow: Flow, answer: Acked | Refused) -> None:
-        self._tally.told(flow, answer)
+    def _on_answer(self, flow: Flow, answer: Acked | Refused) -> None:
+        self._tally.answered(flow, answer)
         self._answered.set()
 
     def _is_over(self) -> bool:

@@ -158,11 +158,11 @@ class Reading:
         )
 
     async def _tick(self) -> None:
-        told = -1
+        reported = -1
         while True:
-            if self._read != told:
-                told = self._read
-                say("tick", read=told, last_ns=self._last_ns)
+            if self._read != reported:
+                reported = self._read
+                say("tick", read=reported, last_ns=self._last_ns)
             await asyncio.sleep(TICK_S)
 
     async def _window(self) -> None:

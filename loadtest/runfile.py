@@ -60,8 +60,8 @@ class Run:
         self.parts += other.parts
         for name, about in other.systems.items():
             had = self.systems.get(name, {})
-            told = {key: value for key, value in about.items() if value or key not in had}
-            self.systems[name] = {**had, **told}  # keep versions if it did not start this time
+            fields = {key: value for key, value in about.items() if value or key not in had}
+            self.systems[name] = {**had, **fields}  # keep versions if it did not start this time
         for name, about in other.workloads.items():
             before = self.workloads.get(name, {}).get("cells", [])
             labels = {cell["label"] for cell in before}
@@ -87,9 +87,9 @@ class Run:
                 before, now = had.get(cell["label"], cell["shape"]), cell["shape"]
                 differ = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
                 if differ:
-                    said = ", ".join(f"{key} {before.get(key)} and {now.get(key)}" for key in differ)
+                    differences = ", ".join(f"{key} {before.get(key)} and {now.get(key)}" for key in differ)
                     raise RunFileError(
-                        f"{name} {cell['label']} has other settings in this run file, use another: {said}"
+                        f"{name} {cell['label']} has other settings in this run file, use another: {differences}"
                     )
 
 
@@ -100,35 +100,35 @@ _RESULT = {**_TURN, "label": str, "cell": dict}
 def read(path: Path) -> Run:
     """Read a run file. Raises RunFileError."""
     try:
-        told = json.loads(path.read_text())
+        data = json.loads(path.read_text())
     except OSError as error:
         raise RunFileError(f"cannot read the run file: {error.strerror or error}: file={path}") from error
     except (ValueError, RecursionError) as error:
         raise RunFileError(f"run file is not JSON: file={path} {error}") from error
     with _where(path):
-        return from_json(told)
+        return from_json(data)
 
 
-def from_json(told: Any) -> Run:
+def from_json(data: Any) -> Run:
     """Decode and validate `as_json`. Raises RunFileError."""
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise RunFileError(f"not a run file of the load test in format {FORMAT}")
     for name, kind in (("parts", list), ("systems", dict), ("workloads", dict), ("turns", list), ("results", list)):
-        if not isinstance(told.get(name), kind):
-            raise RunFileError(f"{name} is missing or of a wrong type: {told.get(name)!r:.60}")
+        if not isinstance(data.get(name), kind):
+            raise RunFileError(f"{name} is missing or of a wrong type: {data.get(name)!r:.60}")
     for name in ("systems", "workloads"):
-        for key, value in told[name].items():
+        for key, value in data[name].items():
             if not isinstance(value, dict):
                 raise RunFileError(f"{name}.{key} must be an object: {value!r:.60}")
-    for at, turn in enumerate(told["turns"]):
+    for at, turn in enumerate(data["turns"]):
         _check(turn, _TURN, f"turns[{at}]")
-    for at, result in enumerate(told["results"]):
+    for at, result in enumerate(data["results"]):
         _check(result, _RESULT, f"results[{at}]")
-        _check_result(result, f"results[{at}]", told)
-    for at, part in enumerate(told["parts"]):
+        _check_result(result, f"results[{at}]", data)
+    for at, part in enumerate(data["parts"]):
         if not isinstance(part, dict):
             raise RunFileError(f"parts[{at}] must be an object: {part!r:.60}")
-    return Run(told["parts"], told["systems"], told["workloads"], told["turns"], told["results"])
+    return Run(data["parts"], data["systems"], data["workloads"], data["turns"], data["results"])
 
 
 def _check(value: Any, shape: Mapping[str, type], where: str) -> None:
@@ -139,10 +139,10 @@ def _check(value: Any, shape: Mapping[str, type], where: str) -> None:
             raise RunFileError(f"{where}.{key} must be {kind.__name__}: {value.get(key)!r:.60}")
 
 
-def _check_result(result: dict[str, Any], where: str, told: dict[str, Any]) -> None:
-    if result["system"] not in told["systems"] or result["workload"] not in told["workloads"]:
+def _check_result(result: dict[str, Any], where: str, data: dict[str, Any]) -> None:
+    if result["system"] not in data["systems"] or result["workload"] not in data["workloads"]:
         raise RunFileError(f"{where} names a system or workload that the file does not describe")
-    if not 0 <= result["part"] < len(told["parts"]):
+    if not 0 <= result["part"] < len(data["parts"]):
         raise RunFileError(f"{where}.part must be the number of a part: {result['part']}")
     if "not_applicable" in result or "error" in result:
         return

@@ -91,7 +91,7 @@ def turn_s(system: System, workload: Workload) -> float:
     return LOOK_S + system.start_s + sum(shape.duration_s() for shape in cells) if cells else 0.0
 
 
-def told_of(workload: Workload) -> dict[str, Any]:
+def workload_as_json(workload: Workload) -> dict[str, Any]:
     """A workload as in the run's JSON."""
     cells = [{"label": cell.label, "key": dict(cell.key), "shape": asdict(cell.shape)} for cell in workload.cells]
     return {"name": workload.name, "asks": workload.asks, "note": workload.note, "cells": cells}
@@ -102,17 +102,17 @@ class PlanError(Exception):
 
 
 class Runner:
-    """Runs a plan. tell: called with progress messages. saved: called with the run so far after each round."""
+    """Runs a plan. on_progress: called with progress messages. saved: called with the run so far after each round."""
 
     def __init__(
         self,
         plan: Plan,
-        tell: Callable[[str], None] = lambda _: None,
+        on_progress: Callable[[str], None] = lambda _: None,
         saved: Callable[[Run], None] = lambda _: None,
         look: Callable[[Path], Any] = host_conditions.look,
     ) -> None:
         self._plan = plan
-        self._tell = tell
+        self._on_progress = on_progress
         self._saved = saved
         self._look = look
         self._run = Run(parts=[self._part()])
@@ -123,7 +123,7 @@ class Runner:
         plan = self._plan
         try:
             for workload in plan.workloads:
-                self._run.workloads[workload.id] = told_of(workload)
+                self._run.workloads[workload.id] = workload_as_json(workload)
                 await self._workload(workload)
         finally:
             for name, variant in plan.systems.items():
@@ -140,7 +140,7 @@ class Runner:
                 for one in (*turns, *results):
                     one["void"] = True
                 why = "; ".join(sorted({fault for turn in turns for fault in turn["faults"]}))
-                self._tell(f"{workload.id}: round void, repeated; host conditions: {why}")
+                self._on_progress(f"{workload.id}: round void, repeated; host conditions: {why}")
             else:
                 good += 1
             self._run.turns += turns
@@ -187,8 +187,8 @@ class Runner:
             turn.steal, turn.foreign = self._steal, self._foreign
             turn.judge(self._plan.thresholds)
             shutil.rmtree(room, ignore_errors=True)
-        told = {"start_s": start_s, "seconds": round(time.monotonic() - began_s, 1), "cells": len(cells)}
-        return {**about, **turn.as_json(), **told}, results
+        fields = {"start_s": start_s, "seconds": round(time.monotonic() - began_s, 1), "cells": len(cells)}
+        return {**about, **turn.as_json(), **fields}, results
 
     async def _wait_for_conditions(self, room: Path) -> host_conditions.HostConditions:
         """Measure until conditions are good, at most `wait_s`."""
@@ -218,9 +218,9 @@ class Runner:
         except NotApplicable as reason:
             results += [{**self._about(about, cell), "not_applicable": str(reason)} for cell in cells[len(results) :]]
         except _FAILURES as error:
-            said = _said(error)
-            self._tell(f"{about['workload']} {about['system']}: {said}")
-            results += [{**self._about(about, cell), "error": said} for cell in cells[len(results) :]]
+            text = _error_text(error)
+            self._on_progress(f"{about['workload']} {about['system']}: {text}")
+            results += [{**self._about(about, cell), "error": text} for cell in cells[len(results) :]]
         finally:
             await system.stop()
         return results, start_s
@@ -229,25 +229,25 @@ class Runner:
         self, system: System, cell: Cell, room: Path, options: Mapping[str, str], about: dict[str, Any]
     ) -> dict[str, Any]:
         bench = Bench(system, cell.shape, room, options, self._plan.seed)
-        told = self._about(about, cell)
-        said = ""
+        result = self._about(about, cell)
+        text = ""
         try:
             outcome: Outcome = await SCRIPTS[cell.shape.script](bench)
-            told |= outcome.as_json()
+            result |= outcome.as_json()
             if outcome.verdict.is_green:
-                told["figures"]["start_s"] = about["start_s"]
-            said = "green" if outcome.verdict.is_green else f"NOT GREEN {outcome.verdict.examples[:1]}"
+                result["figures"]["start_s"] = about["start_s"]
+            text = "green" if outcome.verdict.is_green else f"NOT GREEN {outcome.verdict.examples[:1]}"
         except NotApplicable as reason:
-            told["not_applicable"] = said = str(reason)
+            result["not_applicable"] = text = str(reason)
         except (*_FAILURES, ExceptionGroup) as error:
             if not _is_failure(error):
                 raise
-            told["error"] = said = _said(error)
+            result["error"] = text = _error_text(error)
         finally:
             await bench.close()
         self._steal, self._foreign = max(self._steal, bench.steal), max(self._foreign, bench.foreign)
-        self._tell(f"{about['workload']} round {about['round'] + 1} {about['system']} {cell.label}: {said}")
-        return told
+        self._on_progress(f"{about['workload']} round {about['round'] + 1} {about['system']} {cell.label}: {text}")
+        return result
 
     # ---- parts of the run's JSON ------------------------------------------------------------------------------------
 
@@ -288,13 +288,13 @@ def commit() -> str:
     """Commit of this checkout; with + if files differ from it."""
     here = Path(__file__).parent
     try:
-        said = [
+        outputs = [
             subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
             for words in (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain", "-uno"))
         ]
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return said[0] + ("+" if said[1] else "")
+    return outputs[0] + ("+" if outputs[1] else "")
 
 
 def _is_failure(error: BaseException) -> bool:
@@ -304,7 +304,7 @@ def _is_failure(error: BaseException) -> bool:
     return isinstance(error, _FAILURES)
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"[:1000]

@@ -1,4 +1,4 @@
-"""The price of requests to S3, told by the names that the S3 server logs."""
+"""The price of requests to S3, recognised by the names that the S3 server logs."""
 
 from __future__ import annotations
 

@@ -82,9 +82,9 @@ class S3Proxy:
             lines = [line for line in head.split(b"\r\n") if not line.lower().startswith((b"expect:", b"connection:"))]
             writer.write(b"\r\n".join(lines))
             writer.write(body)
-            told = await reader.readuntil(b"\r\n\r\n")
-            size = 0 if method == "HEAD" else int(fields_of(told).get("content-length", "0"))
-            return told + await reader.readexactly(size)
+            answer_head = await reader.readuntil(b"\r\n\r\n")
+            size = 0 if method == "HEAD" else int(fields_of(answer_head).get("content-length", "0"))
+            return answer_head + await reader.readexactly(size)
         finally:
             writer.close()
 
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--server", required=True, metavar="URL")
     parser.add_argument("--delay", action="append", default=[], metavar="METHOD=SECONDS")
     given = parser.parse_args(arguments)
-    delays_s = {method: float(seconds) for method, _, seconds in (told.partition("=") for told in given.delay)}
+    delays_s = {method: float(seconds) for method, _, seconds in (option.partition("=") for option in given.delay)}
 
     async def run() -> None:
         async with S3Proxy(given.server, port=given.port, delays_s=delays_s):

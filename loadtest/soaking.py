@@ -117,14 +117,15 @@ def _median(looks: Sequence[Mapping[str, int]], name: str) -> float:
 
 
 class Soak:
-    """One soak of a `dlog up`. running: returns the present processes. tell: called for each twelfth of the time."""
+    """One soak of a `dlog up`. running: returns the present processes. on_progress: called for each twelfth of
+    the time."""
 
     def __init__(
-        self, running: Callable[[], RunningCluster], load: Load, tell: Callable[[str], None] = lambda _: None
+        self, running: Callable[[], RunningCluster], load: Load, on_progress: Callable[[str], None] = lambda _: None
     ) -> None:
         self._running = running
         self._load = load
-        self._tell = tell
+        self._on_progress = on_progress
         self._verdict = Verdict()
         self._failed: list[str] = []
         self._samples: list[Sample] = []
@@ -178,11 +179,11 @@ class Soak:
                 continue
             batch = stream.next_batch(count)
             try:
-                told = await client.append_batch(stream.name, batch)
+                result = await client.append_batch(stream.name, batch)
             except DLogError as error:
                 self._fail(f"{stream.name}: {error}")
                 continue
-            stream.acknowledged(told, time.monotonic())
+            stream.acknowledged(result, time.monotonic())
 
     async def _follow(self, client: dlog.Client, stream: SoakStream) -> None:
         """Read everything from the start on, until cancelled."""
@@ -222,8 +223,8 @@ class Soak:
             guest = SoakStream(f"soak-guest-{number}", self._load)
             try:
                 await client.create(guest.name, **self._load.settings)
-                told = await client.append_batch(guest.name, guest.next_batch(GUEST_RECORDS))
-                guest.acknowledged(told, 0.0)
+                result = await client.append_batch(guest.name, guest.next_batch(GUEST_RECORDS))
+                guest.acknowledged(result, 0.0)
                 await read_back(client, guest.name, guest.checker)
                 await client.delete(guest.name)
             except DLogError as error:
@@ -255,7 +256,7 @@ class Soak:
         """Sample until the end."""
         load, begin_s = self._load, time.monotonic()
         step_s = min(LOOK_S, load.seconds / LOOKS_MIN)
-        told = 0
+        reported = 0
         while (at_s := time.monotonic() - begin_s) < load.seconds:
             await asyncio.sleep(min(step_s, load.seconds - at_s))
             running = self._running()
@@ -270,11 +271,13 @@ class Soak:
                 sum(stream.live_bytes for stream in self._streams),
             )
             self._samples.append(sample)
-            if sample.at_s * 12 / load.seconds >= told + 1:
-                told = int(sample.at_s * 12 / load.seconds)
+            if sample.at_s * 12 / load.seconds >= reported + 1:
+                reported = int(sample.at_s * 12 / load.seconds)
                 rss = " ".join(f"{name}={size / MB:.0f}" for name, size in sample.rss.items())
                 used = " ".join(f"{name}={size / MB:.0f}" for name, size in sample.used.items())
-                self._tell(f"soak {sample.at_s:,.0f} s: live MB {sample.live / MB:.0f}; used MB {used}; RSS MB {rss}")
+                self._on_progress(
+                    f"soak {sample.at_s:,.0f} s: live MB {sample.live / MB:.0f}; used MB {used}; RSS MB {rss}"
+                )
 
     async def _drain(self) -> None:
         """Wait until the followers have all acknowledged records; one that misses some within DRAIN_S fails."""
@@ -317,18 +320,18 @@ class SoakStream:
         self.sent += count
         return batch
 
-    def acknowledged(self, told: dlog.BatchResult, now_s: float) -> None:
+    def acknowledged(self, result: dlog.BatchResult, now_s: float) -> None:
         """The last batch is acknowledged; a stream has one pending batch at a time."""
-        self.checker.acknowledged(0, self.sent - told.count, told.count, told.first)
+        self.checker.acknowledged(0, self.sent - result.count, result.count, result.first)
         self._newest = self.sent - 1
-        size = told.count * self._record_bytes
-        self._live.append((told.last, size, now_s))
+        size = result.count * self._record_bytes
+        self._live.append((result.last, size, now_s))
         self.live_bytes += size
 
     def followed(self, batch: dlog.RecordBatch) -> None:
         self.checker.given("follower", batch.dlsn, batch.payloads)
-        said = read(batch.payloads[-1])
-        self._seen = said.sequence if said is not None else self._seen
+        claim = read(batch.payloads[-1])
+        self._seen = claim.sequence if claim is not None else self._seen
 
     def is_followed(self) -> bool:
         """Whether the follower has all acknowledged records, or has ended with an error."""

@@ -175,7 +175,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        return ", ".join(_said(name, value) for name, value in self.key.items()) or "one shape"
+        return ", ".join(_label(name, value) for name, value in self.key.items()) or "one shape"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,25 +223,25 @@ def load(name: str, scale: Scale = "quick", changes: Mapping[str, str] | None = 
         if not name.endswith(".toml") or not path.is_file():
             raise ConfigError(f"no such workload; choose {', '.join(ids())}, or a TOML file: name={name[:60]}")
     try:
-        told = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"workload file is not readable TOML: file={path.name} {error}") from error
-    return _workload(told, path.name, scale, changes or {})
+    return _workload(content, path.name, scale, changes or {})
 
 
-def _workload(told: dict[str, Any], where: str, scale: Scale, changes: Mapping[str, str]) -> Workload:
+def _workload(content: dict[str, Any], where: str, scale: Scale, changes: Mapping[str, str]) -> Workload:
     names = {f.name for f in dataclasses.fields(Shape)}
-    scaled = {name: told.pop(name, {}) for name in ("quick", "full")}
-    matrix = told.pop("matrix", {})
+    scaled = {name: content.pop(name, {}) for name in ("quick", "full")}
+    matrix = content.pop("matrix", {})
     if not all(isinstance(table, dict) for table in (matrix, *scaled.values())):
         raise ConfigError(f"quick, full and matrix must be tables: file={where}")
-    head: dict[str, Any] = {key: told.pop(key) for key in ("id", "name", "asks", "note") if key in told}
+    head: dict[str, Any] = {key: content.pop(key) for key in ("id", "name", "asks", "note") if key in content}
     mine = dict(scaled[scale])
     matrix = {**matrix, **mine.pop("matrix", {})}
     for key, values in matrix.items():
         if key not in names or not isinstance(values, list) or not values:
             raise ConfigError(f"a matrix maps options of a workload to non-empty lists: file={where} key={key}")
-    base = {**SCALES[scale], **told, **mine}
+    base = {**SCALES[scale], **content, **mine}
     for key, value in changes.items():
         if key in matrix:
             matrix[key] = [one.strip() for one in value.split(",")]
@@ -274,7 +274,7 @@ def _number(path: Path) -> int:
     return int(digits) if digits.isdecimal() else 10**6
 
 
-def _said(name: str, value: Any) -> str:
+def _label(name: str, value: Any) -> str:
     match name:
         case "record_bytes" | "batch_bytes":
             return _size(value) + (" batches" if name == "batch_bytes" else "")

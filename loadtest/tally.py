@@ -84,7 +84,7 @@ class Tally:
         if self.from_ns <= due_ns < self.to_ns:
             self.delay.record((sent_ns - due_ns) / 1000, count)
 
-    def told(self, flow: Flow, answer: Acked | Refused) -> None:
+    def answered(self, flow: Flow, answer: Acked | Refused) -> None:
         if isinstance(answer, Acked):
             self._acked(flow, answer.first, answer.count, answer.position)
         else:

@@ -31,9 +31,9 @@ async def server_counts(hosts: str, timeout_s: float = 60.0) -> ServerCounts:
             connection.sendall(b"srvr")
             return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
 
-    told = await asyncio.to_thread(ask)
-    packets = re.search(r"^Received: (\d+)", told, re.M)
-    znodes = re.search(r"^Node count: (\d+)", told, re.M)
+    response = await asyncio.to_thread(ask)
+    packets = re.search(r"^Received: (\d+)", response, re.M)
+    znodes = re.search(r"^Node count: (\d+)", response, re.M)
     if packets is None or znodes is None:
         raise CannotRunError(f"ZooKeeper returned no counters for the command srvr; is it allowed (4lw)? {hosts}")
     return ServerCounts(int(packets[1]), int(znodes[1]))

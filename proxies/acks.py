@@ -29,7 +29,7 @@ class AckJoiner:
         segment, entry, slot = written.dlsn
         if written.duplicate:
             self._cut()
-            window = _told(written.window)
+            window = _window_field(written.window)
             self._whole.append(Written(request, request, (segment, entry, slot), written.txid, True, window))
             return
         if (
@@ -59,10 +59,10 @@ class AckJoiner:
     def _cut(self) -> None:
         if self._first >= 0:
             dlsn = (self._segment, self._entry, self._slot)
-            self._whole.append(Written(self._first, self._last, dlsn, self._txid, False, _told(self._window)))
+            self._whole.append(Written(self._first, self._last, dlsn, self._txid, False, _window_field(self._window)))
             self._first = self._last = -1
             self._end_slot = -1
 
 
-def _told(window: int) -> int | None:
+def _window_field(window: int) -> int | None:
     return None if window == WINDOW_MIN else window

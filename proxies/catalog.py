@@ -124,21 +124,21 @@ def describe_segment(segment: Segment) -> dict[str, Any]:
     }
 
 
-def with_durability(told: dict[str, Any], store: SegmentStore | None) -> dict[str, Any]:
+def with_durability(description: dict[str, Any], store: SegmentStore | None) -> dict[str, Any]:
     """Add where acknowledged records are, if that is a matter of this process's configuration. store: of the stream's
     settings; None: this process does not have it."""
     if store is not None and store.capabilities.durability:
-        told["durability"] = store.capabilities.durability
-    return told
+        description["durability"] = store.capabilities.durability
+    return description
 
 
-def with_tail(told: dict[str, Any], segment: int, lac: int, last: DLSN | None) -> dict[str, Any]:
+def with_tail(description: dict[str, Any], segment: int, lac: int, last: DLSN | None) -> dict[str, Any]:
     """Add the LAC and last DLSN of the segment in progress, which metadata does not have."""
-    for shown in reversed(told["segments"]):
+    for shown in reversed(description["segments"]):
         if shown["number"] <= segment:
             if shown["number"] == segment and not shown["completed"]:
                 shown["lac"] = lac
             break
     if last is not None:
-        told["last_dlsn"] = list(last)
-    return told
+        description["last_dlsn"] = list(last)
+    return description

@@ -40,7 +40,7 @@ TURN_MESSAGES_MAX = 256  # of one peer, handled before the other connections hav
 FRAME_S = 30.0  # a frame must be complete within this, or the connection is closed
 HELLO_BYTES_MAX = 4096  # largest frame before the Hello
 JOINED_BYTES_MAX = 64 * 1024  # up to here one copy is cheaper than a long vector of buffers
-OUTPUT_HIGH_BYTES = 512 * 1024  # above this unsent, the session is told to stop and the peer is not read
+OUTPUT_HIGH_BYTES = 512 * 1024  # above this unsent, the session is asked to stop and the peer is not read
 
 
 class Session(Protocol):
@@ -123,7 +123,7 @@ class Pause(enum.Flag):
 class Connection(asyncio.BufferedProtocol):
     """Server side of one connection of the proxy protocol.
 
-    peer: host:port of the client, as the load balancer tells if there is one. via: host:port of the socket's peer.
+    peer: host:port of the client, as the load balancer, if any, reports it. via: host:port of the socket's peer.
     """
 
     def __init__(self, reception: ConnectionServer) -> None:
@@ -181,8 +181,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._expect is None:
             self._messages = receive_buffers.received(self._decoder, nbytes)
         else:
-            told = self._preamble + receive_buffers.chunk(nbytes)
-            self._messages = self._decoder.feed(self._take_preamble(self._expect, told))
+            data = self._preamble + receive_buffers.chunk(nbytes)
+            self._messages = self._decoder.feed(self._take_preamble(self._expect, data))
         self._listen()
 
     def eof_received(self) -> bool:

@@ -164,8 +164,8 @@ class Detector:
         if not asked.done() or asked.cancelled() or asked.exception() is not None:
             asked.cancel()
             return False
-        told = asked.result()
-        lacks = told.get("lacks") if isinstance(told, dict) else None
+        reply = asked.result()
+        lacks = reply.get("lacks") if isinstance(reply, dict) else None
         if not lacks:
             self._trust(address)
         elif address not in self._suspected and await self._reaches(str(lacks)):

@@ -186,14 +186,14 @@ class Dispatch:
 
     async def _stat_of(self, m: Stat) -> dict[str, Any]:
         """The owner's description of a stream if it replies, otherwise this proxy's."""
-        told = await self._common.stat(m.stream)
-        owner = told["owner"]
-        if self._forwarding is None or "state" in told or owner["released"] or not owner["location"]:
-            return told
+        description = await self._common.stat(m.stream)
+        owner = description["owner"]
+        if self._forwarding is None or "state" in description or owner["released"] or not owner["location"]:
+            return description
         try:
             return await self._forwarding.ask(m, owner["location"])
         except DLogError:
-            return told
+            return description
 
 
 async def _or_handed_on(

@@ -150,7 +150,7 @@ class Forwarding:
         """Forward a request with one reply to the proxy at `address`.
 
         Raises the proxy's error, UnavailableError (not forwarded), or ConnectionLostError and RequestTimeoutError,
-        whose outcome_unknown tells whether it may be executed.
+        whose outcome_unknown shows whether it may be executed.
         """
         self._pool.questions += 1
         opened: asyncio.Future[ForwardingConnection] = asyncio.get_running_loop().create_future()
@@ -294,7 +294,7 @@ class Forwarding:
             return
         route, number = found
         if number is not None and route.pipe is not None:
-            route.pipe.say(question(number))
+            route.pipe.send(question(number))
         elif number is None:
             route.waiting.append((lambda _: self._send_for_reader(request, question), lambda _: None))
 

@@ -4,7 +4,7 @@ Invariants:
 - only request numbers are kept here; bytes wait in the transport, which reports when it is full, so that a slow
   proxy stops the reading of the client, and a slow client the reading of the proxy;
 - batches are confirmed in the order they were sent;
-- when the connection ends, every pending request is told so once.
+- when the connection ends, every pending request is notified once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ForwardingConnection(ProxyConnection):
         self._batches[self._request] = (batch.count, answer)
         self._send(replace(batch, request=self._request))
 
-    def say(self, question: Question) -> None:
+    def send(self, question: Question) -> None:
         """Send a message that has no reply (Credit)."""
         if not self.ended:
             self._send(question)

@@ -50,7 +50,7 @@ class Readiness:
 
     def note(self, trouble: str, there: bool, now_s: float, *, is_needed: bool = True) -> None:
         """Record that this trouble exists, or that it is over. is_needed: it makes the proxy unready if it lasts; else
-        it is only told."""
+        it is only reported."""
         if there:
             self._since_s.setdefault(trouble, now_s)
         else:
@@ -115,10 +115,10 @@ class Health:
         self._look()
         now_s = self._clock.monotonic_s()
         obstacle = self.readiness.obstacle(now_s)
-        told: dict[str, object] = {"ready": obstacle is None, "troubles": self.readiness.troubles(now_s)}
+        body: dict[str, object] = {"ready": obstacle is None, "troubles": self.readiness.troubles(now_s)}
         if obstacle is None:
-            return 200, told
-        return draining_status if obstacle == DRAINING else 503, {**told, "because": obstacle}
+            return 200, body
+        return draining_status if obstacle == DRAINING else 503, {**body, "because": obstacle}
 
     def _look(self) -> None:
         """Record the present state of ZooKeeper and the bookies."""

@@ -3,7 +3,7 @@
 Invariants:
 - a connection opens within the given time or not at all;
 - replies are matched by request number;
-- when the connection ends, every pending request and subscription is told so once.
+- when the connection ends, every pending request and subscription is notified once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ProxyConnection(asyncio.Protocol):
             host, port = split_host_port(address)
             async with asyncio.timeout(timeout_s):
                 await local_transport.connect(lambda: link, host, port)
-                link._say_first(preamble)
+                link._send_preamble(preamble)
                 welcome = await link.ask(lambda n: Hello(n, PROTOCOL_VERSION, PROTOCOL_VERSION, role, name))
         except TimeoutError as error:
             link.close()
@@ -144,7 +144,7 @@ class ProxyConnection(asyncio.Protocol):
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    def _say_first(self, preamble: bytes) -> None:
+    def _send_preamble(self, preamble: bytes) -> None:
         if preamble and self._transport is not None:
             self._transport.write(preamble)
 

@@ -299,9 +299,9 @@ def report_event(event: Event) -> None:
     logs.log_event(event)
 
 
-def failed(told: Callable[[Event], None]) -> Callable[[str, Exception], None]:
+def failed(on_event: Callable[[Event], None]) -> Callable[[str, Exception], None]:
     """An `on_failure` for Lifetime that reports WorkFailed."""
-    return lambda work, error: told(WorkFailed(work, repr(error)))
+    return lambda work, error: on_event(WorkFailed(work, repr(error)))
 
 
 def seeded() -> random.Random:

@@ -101,7 +101,7 @@ class MovedCopiesCollection:
         """One look at all ledgers. None: metadata cannot be trusted now."""
         try:
             if await self._metadata.instance_id() != self._instance:
-                return None  # garbage collection tells of it
+                return None  # garbage collection reports it
             found = await self._find()
         except DLogError:
             return None

@@ -9,7 +9,7 @@ from dlog.model.ids import BookieId
 
 
 class BookieReadiness:
-    """Whether a bookie is registered, as /ready tells it.
+    """Whether a bookie is registered, as /ready reports it.
 
     metadata, bookie: set once ZooKeeper is connected, and once the bookie serves. A read-only bookie is ready: it is
     registered as such, and readers and recoveries need it. A short loss of ZooKeeper does not make it unready, because

@@ -69,7 +69,7 @@ from dlog.model.ids import BookieId, LedgerId
 from dlog.wire.bookie import Code, CollectionReport, CollectionState
 from dlog.wire.bookie_v3_messages import SpaceReply
 
-PLAIN_TOLD_S = 60.0  # between two events of refused plain connections
+PLAIN_EVENT_S = 60.0  # between two events of refused plain connections
 ABANDON_S = 2.0  # to wait for threads that may hang in a failed disk
 
 
@@ -141,7 +141,7 @@ class BookieServer:
         self._dirty: list[Connection] = []
         self._connections: dict[Connection, None] = {}  # in order of arrival, so that runs are repeatable
         self._received_bytes = 0  # of incomplete frames, all connections
-        self._plain_untold_s = 0.0  # until then no refused plain connection is told
+        self._next_plain_event_s = 0.0  # until then no refused plain connection is reported
         self._closing = False  # no client is left, and the disk workers stop
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
@@ -286,7 +286,7 @@ class BookieServer:
         raise DiskFailedError(f"the bookie failed, restart it to recover: {self._failure!r}") from self._failure
 
     async def _check_known(self, bookie: BookieId, known: CookieCheck) -> Versioned:
-        """Pass on what the check says; an error that no retry repairs ends the bookie."""
+        """Pass on the result of the check; an error that no retry repairs ends the bookie."""
         try:
             return await known()
         except MetadataUnavailableError:
@@ -322,21 +322,21 @@ class BookieServer:
         async def compact(below: float, bytes_max: int) -> int | None:
             done: asyncio.Future[int | None] = self._loop.create_future()
 
-            def told(copied: int | None) -> None:
+            def finish(copied: int | None) -> None:
                 if not done.done():  # the waiter may have been cancelled
                     done.set_result(copied)
 
-            self._disk.compact(below, bytes_max, told)
+            self._disk.compact(below, bytes_max, finish)
             return await done
 
         async def free() -> CollectionResult:
             done: asyncio.Future[CollectionResult] = self._loop.create_future()
 
-            def told(freed: CollectionResult) -> None:
+            def finish(freed: CollectionResult) -> None:
                 if not done.done():
                     done.set_result(freed)
 
-            self._disk.free(told)
+            self._disk.free(finish)
             return await done
 
         def perform(fact: Any) -> None:
@@ -429,8 +429,8 @@ class BookieServer:
 
     def _plain_refused(self, client: str) -> None:
         now_s = self._loop.time()
-        if now_s >= self._plain_untold_s:
-            self._plain_untold_s = now_s + PLAIN_TOLD_S
+        if now_s >= self._next_plain_event_s:
+            self._next_plain_event_s = now_s + PLAIN_EVENT_S
             self._on_event(PlainRefused(client))
 
     def _upgrade(self, connection: Connection) -> None:
@@ -525,7 +525,7 @@ class BookieServer:
         effect.peer.send(report)  # type: ignore[attr-defined]  # the peers of a bookie are Connections
 
     def _perform_space_asked(self, effect: SpaceAsked) -> None:
-        def told(space: tuple[int, int] | None) -> None:
+        def reply(space: tuple[int, int] | None) -> None:
             answer = SpaceReply(Code.IO_ERROR)
             if space is not None:
                 total_bytes, free_bytes = space
@@ -534,7 +534,7 @@ class BookieServer:
             effect.peer.send(answer)  # type: ignore[attr-defined]  # the peer is a V3Exchange
             self._settle()
 
-        self._disk.space(told)
+        self._disk.space(reply)
 
     def _perform_poll_waits(self, effect: PollWaits) -> None:
         effect.peer.wait()  # type: ignore[attr-defined]  # the peer is a V3Exchange

@@ -28,7 +28,7 @@ from dlog.model.ids import BookieId, LedgerId
 
 COMPARE_TIMEOUT_S = 30.0  # for a summary: a bookie may have to seek for each of 512 entries, and others wait before it
 _AT_ONCE = 4
-_TOLD_MAX = 10  # bookies in an event
+_BOOKIES_MAX = 10  # bookies in an event
 
 
 class ComparableLedgers(Protocol):
@@ -95,8 +95,8 @@ class Comparing:
             reason = error.message
         if not self._is_auditor():
             reason = "this process is not the auditor any more"
-        told = tuple(sorted(totals.out_of_reach)[:_TOLD_MAX])
-        self._on_event(ComparisonEnded(totals.ledgers, totals.lacking, totals.unfinished, told, reason))
+        unreachable = tuple(sorted(totals.out_of_reach)[:_BOOKIES_MAX])
+        self._on_event(ComparisonEnded(totals.ledgers, totals.lacking, totals.unfinished, unreachable, reason))
 
     async def _compare_page(self, page: list[LedgerId], totals: _Totals) -> None:
         if not self._is_auditor():
@@ -129,14 +129,14 @@ class Comparing:
         metrics.DIFFERING_COPIES.inc(len(compared.differing))
         if compared.differing:
             worst = min(compared.differing, key=_has_no_wrong_copy)
-            told = (tuple(sorted(worst.bookies)), tuple(sorted(worst.wrong)))
-            self._on_event(CopiesDiffer(compared.ledger, worst.first, *told, len(compared.differing), worst.why))
+            fields = (tuple(sorted(worst.bookies)), tuple(sorted(worst.wrong)))
+            self._on_event(CopiesDiffer(compared.ledger, worst.first, *fields, len(compared.differing), worst.why))
         if not compared.lacking:
             return
         totals.lacking += 1
         is_new = await self._marks.mark(compared.ledger, compared.lacking, unix_ms())
         if is_new and compared.missing:
-            bookies = tuple(sorted({found.bookie for found in compared.missing})[:_TOLD_MAX])
+            bookies = tuple(sorted({found.bookie for found in compared.missing})[:_BOOKIES_MAX])
             first = compared.missing[0]
             self._on_event(CopiesMissing(compared.ledger, bookies, missing, first.first, first.last))
 

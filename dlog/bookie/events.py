@@ -36,7 +36,7 @@ class BookieRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class PlainRefused(Event):
-    """With `tls_required` the bookie refused a request of a client that did not begin TLS; told once a minute at most.
+    """With `tls_required` the bookie refused a request of a client that did not begin TLS; at most once a minute.
     client: its address, empty on the Unix socket."""
 
     name: ClassVar[str] = "bookie.plain_refused"

@@ -109,7 +109,7 @@ def append(
     if not tally.records and failure is None and file != "-":
         raise CommandError(f"nothing to append, the file is empty: file={file}", "check the file name")
     if tally.records or failure is None or isinstance(failure, StoppedError):
-        _tell(tally, stream, monotonic_s() - begun_s, as_json)
+        _say_summary(tally, stream, monotonic_s() - begun_s, as_json)
     if failure is not None:
         if tally.records and not isinstance(failure, StoppedError):
             note("the other records were not acknowledged:")
@@ -129,11 +129,11 @@ async def _append(
         pipeline = tally.pipeline = client.pipeline(stream, tally.written)
         batches = framed_batches(descriptor) if framed else line_batches(descriptor)
         async with asyncio.TaskGroup() as tasks:
-            telling = tasks.create_task(_explain_waiting(pipeline, quiet=as_json), name="tell why it waits")
+            explaining = tasks.create_task(_explain_waiting(pipeline, quiet=as_json), name="explain why it waits")
             sending = tasks.create_task(_send(pipeline, tally, batches), name="send")
             with _ended_by_signals(sending):
                 await asyncio.wait((sending,))
-                telling.cancel()
+                explaining.cancel()
                 if not sending.cancelled():
                     return sending.result()
                 with contextlib.suppress(DLogError, TimeoutError):
@@ -214,7 +214,7 @@ async def _send(pipeline: Pipeline, tally: Tally, batches: AsyncIterator[tuple[l
     return None
 
 
-def _tell(tally: Tally, stream: str, seconds: float, as_json: bool) -> None:
+def _say_summary(tally: Tally, stream: str, seconds: float, as_json: bool) -> None:
     rate = tally.records / seconds if seconds > 0 else 0.0
     if as_json:
         say_json(

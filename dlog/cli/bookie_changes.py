@@ -142,13 +142,13 @@ class _Lines:
     """A line for each reason to wait, and for each tenth that is done."""
 
     def __init__(self) -> None:
-        self._told: tuple[str, int] | None = None
+        self._shown: tuple[str, int] | None = None
 
     def show(self, now: ReplacementProgress) -> None:
         done = now.total - now.ledgers
-        told = (now.reason, 10 * done // max(1, now.total))
-        if told != self._told:
-            self._told = told
+        current = (now.reason, 10 * done // max(1, now.total))
+        if current != self._shown:
+            self._shown = current
             self.note(f"{done:,} of {now.total:,} ledgers done: {now.reason or 'copying'}")
 
     def note(self, text: str) -> None:
@@ -227,7 +227,7 @@ def replace_with(
                 f"its ensemble or placement policy does not allow {coming}, or {coming} did not take the copies"
             )
 
-        def told(event: Event) -> None:
+        def on_event(event: Event) -> None:
             if isinstance(event, PlacementNotKept):
                 display.note(f"ledger {event.ledger}: its placement policy cannot be kept: {event.shortage}")
 
@@ -236,7 +236,7 @@ def replace_with(
         async with (
             metadata_of(hosts, namespace, directory) as (metadata, _, _),
             BookieClient(resolver(metadata), rng=rng, options=bookie_client_options()) as bookies,
-            Ledgers(metadata, bookies, rng=rng, options=limits, on_event=told) as ledgers,
+            Ledgers(metadata, bookies, rng=rng, options=limits, on_event=on_event) as ledgers,
         ):
             try:
                 return await replace_bookie(metadata, ledgers, leaving, coming, display.show, elsewhere)

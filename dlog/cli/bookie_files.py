@@ -129,10 +129,10 @@ def _finding_text(one: Finding) -> str:
 
 
 def _finding_json(one: Finding) -> dict[str, Any]:
-    told: dict[str, Any] = {"kind": str(one.kind), "note": one.is_note, "file": one.file, "why": one.why}
+    fields: dict[str, Any] = {"kind": str(one.kind), "note": one.is_note, "file": one.file, "why": one.why}
     if one.ledger >= 0:
-        told |= {"ledger": one.ledger, "first": one.first, "last": one.last, "count": one.count}
-    return told
+        fields |= {"ledger": one.ledger, "first": one.first, "last": one.last, "count": one.count}
+    return fields
 
 
 def _ledgers_json(results: Iterable[CheckResult]) -> list[dict[str, Any]]:

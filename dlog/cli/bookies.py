@@ -171,7 +171,7 @@ async def _ask(info: BookieInfo) -> tuple[bool, str]:
 
 
 async def _space(info: BookieInfo) -> SpaceReply:
-    """The space of the bookie's disks; without figures if it does not tell."""
+    """The space of the bookie's disks; without figures if it does not report it."""
     try:
         return await read_space(info.host, info.port, PATIENCE_S, bookie_client_options().tls_context())
     except (OSError, ConnectionLostError, ProtocolError):

@@ -111,43 +111,43 @@ def status(
 
             if watches:
                 await watch(read, _timed_lines, every_s=every_s, as_json=as_json)
-            told = await read()
+            state = await read()
         if as_json:
-            say_json(told)
+            say_json(state)
             return
-        for line in _lines(told):
+        for line in _lines(state):
             say(line)
 
     asyncio.run(work())
 
 
-def _timed_lines(told: dict[str, Any]) -> list[str]:
-    time = datetime.fromtimestamp(told["unix_ms"] / 1000, UTC).isoformat(timespec="seconds")
-    return [f"time       {time}", *_lines(told)]
+def _timed_lines(state: dict[str, Any]) -> list[str]:
+    time = datetime.fromtimestamp(state["unix_ms"] / 1000, UTC).isoformat(timespec="seconds")
+    return [f"time       {time}", *_lines(state)]
 
 
-def _lines(told: dict[str, Any]) -> list[str]:
-    paused = ", ".join(f"{bookie} ({left_s:,} s left)" for bookie, left_s in told["paused"].items())
-    more = " or more" if told["ledgers"] >= LEDGERS_COUNTED_MAX else ""
+def _lines(state: dict[str, Any]) -> list[str]:
+    paused = ", ".join(f"{bookie} ({left_s:,} s left)" for bookie, left_s in state["paused"].items())
+    more = " or more" if state["ledgers"] >= LEDGERS_COUNTED_MAX else ""
     return [
-        f"cluster    {told['instance_id']}",
-        f"zookeeper  {told['zookeeper']}, namespace {told['namespace']}",
-        f"holds      {told['streams']:,} streams, {told['ledgers']:,} ledgers{more}",
-        f"repair     {_repair_text(told)}",
+        f"cluster    {state['instance_id']}",
+        f"zookeeper  {state['zookeeper']}, namespace {state['namespace']}",
+        f"holds      {state['streams']:,} streams, {state['ledgers']:,} ledgers{more}",
+        f"repair     {_repair_text(state)}",
         *([f"paused     {paused}"] if paused else []),
         "",
-        *table_lines(_COLUMNS, ([member[column] for column in _COLUMNS] for member in told["members"])),
+        *table_lines(_COLUMNS, ([member[column] for column in _COLUMNS] for member in state["members"])),
     ]
 
 
-def _repair_text(told: dict[str, Any]) -> str:
+def _repair_text(state: dict[str, Any]) -> str:
     """What the marks of under-replicated ledgers say, in a line."""
     from dlog.io.zookeeper_underreplication import SUMMARY_MAX
 
-    count = told["under_replicated"]
+    count = state["under_replicated"]
     more = " or more" if count >= SUMMARY_MAX else ""
-    oldest = "" if told["oldest_mark_s"] is None else f", the oldest mark is {told['oldest_mark_s']:,} s old"
-    off = "; repair is switched off" if told["repair_disabled"] else ""
+    oldest = "" if state["oldest_mark_s"] is None else f", the oldest mark is {state['oldest_mark_s']:,} s old"
+    off = "; repair is switched off" if state["repair_disabled"] else ""
     return f"{count:,}{more} ledgers under-replicated{oldest}{off}"
 
 

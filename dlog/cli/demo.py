@@ -177,12 +177,12 @@ async def _cluster(directory: Path, flags: Sequence[str]) -> AsyncIterator[Runni
     assert process.stdout is not None
     try:
         async with asyncio.timeout(UP_TIMEOUT_S):
-            told = await process.stdout.readline()
-        if not told:
+            line = await process.stdout.readline()
+        if not line:
             raise CommandError(
                 "the cluster did not start", f"see {directory}/logs; --keep leaves it there", misused=False
             )
-        json.loads(told)
+        json.loads(line)
         running = read_run_file(directory)
         assert running is not None, "the run file is written before the line is printed"
         yield running
@@ -276,8 +276,8 @@ def _middle(appended: Appended) -> tuple[int, int]:
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
-async def _compare(client: Client, start: Position, lines: list[bytes], told: list[BatchResult]) -> Compared:
-    """Read to the end and compare line by line; compare also DLSNs with the acknowledgements in `told`."""
+async def _compare(client: Client, start: Position, lines: list[bytes], results: list[BatchResult]) -> Compared:
+    """Read to the end and compare line by line; compare also DLSNs with the acknowledgements in `results`."""
     begun_s = monotonic_s()
     found: list[bytes] = []
     acknowledged: dict[DLSN, tuple[int, int]] = {}
@@ -285,13 +285,13 @@ async def _compare(client: Client, start: Position, lines: list[bytes], told: li
         found += batch.payloads
         acknowledged[batch.dlsn] = batch.txid, len(batch)
     seconds = monotonic_s() - begun_s
-    mistold = sum(1 for b in told if acknowledged.get(b.first) != (b.txid, b.count))
+    wrong_dlsn = sum(1 for b in results if acknowledged.get(b.first) != (b.txid, b.count))
     if found == lines:
-        return Compared(0, 0, 0, mistold, seconds)
+        return Compared(0, 0, 0, wrong_dlsn, seconds)
     expected, came = Counter(lines), Counter(found)
     lost, duplicated = (expected - came).total(), (came - expected).total()
     displaced = sum(1 for a, b in zip(lines, found, strict=False) if a != b) if not (lost or duplicated) else 0
-    return Compared(lost, duplicated, displaced, mistold, seconds)
+    return Compared(lost, duplicated, displaced, wrong_dlsn, seconds)
 
 
 async def _count_words(running: RunningCluster, lines: list[bytes]) -> bool:
@@ -308,12 +308,12 @@ async def _count_words(running: RunningCluster, lines: list[bytes]) -> bool:
         stderr=asyncio.subprocess.PIPE,
         preexec_fn=die_with_parent(),
     )
-    told, complaint = await process.communicate()
+    result, complaint = await process.communicate()
     if process.returncode:
         _say(f"Spark failed: {complaint.decode(errors='replace')[-2000:]}")
         return False
     seconds = monotonic_s() - begun_s
-    counts, expected = json.loads(told), count_words(lines)
+    counts, expected = json.loads(result), count_words(lines)
     async with connect(running.connect) as client:
         store = (await client.stat(STREAM)).segments[0].store
     common = ", ".join(f"{word} {count:,}" for word, count in expected.most_common(3))

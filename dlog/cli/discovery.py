@@ -77,19 +77,19 @@ class RunningCluster:
 def read_run_file(directory: Path) -> RunningCluster | None:
     """The cluster that runs for this directory, or None."""
     try:
-        told = json.loads((directory / RUN_FILE).read_text())
-        parts = [RunningPart(**part) for part in told["parts"]]
+        content = json.loads((directory / RUN_FILE).read_text())
+        parts = [RunningPart(**part) for part in content["parts"]]
         if not all(type(text) is str for part in parts for text in (part.role, part.address)):
             return None
         running = RunningCluster(
             directory=str(directory.absolute()),
-            pid=int(told["pid"]),
-            zookeeper=told["zookeeper"],
-            namespace=told["namespace"],
+            pid=int(content["pid"]),
+            zookeeper=content["zookeeper"],
+            namespace=content["namespace"],
             parts=parts,
-            file_directory=str(told.get("file_directory", "")),
-            kafka_topics=str(told.get("kafka_topics", "")),
-            objects_root=str(told.get("objects_root", "")),
+            file_directory=str(content.get("file_directory", "")),
+            kafka_topics=str(content.get("kafka_topics", "")),
+            objects_root=str(content.get("objects_root", "")),
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -159,7 +159,7 @@ class _Source:
     namespace: str
 
     @property
-    def said(self) -> str:
+    def named(self) -> str:
         """The names of the values that it has, for a message."""
         values = (self.connect, self.zookeeper, self.directory)
         return " and ".join(name for name, value in zip(self.names, values, strict=True) if value)
@@ -194,7 +194,7 @@ def find_cluster(
         directory=os.environ.get("DLOG_DIR", ""),
         namespace=os.environ.get("DLOG_NAMESPACE", ""),
     )
-    source = next((each for each in (flags, variables) if each.said), None)
+    source = next((each for each in (flags, variables) if each.named), None)
     if source is not None and source.connect:
         parse_target(source.connect)  # raises InvalidRequestError with an example
     if source is None:
@@ -206,8 +206,8 @@ def find_cluster(
     else:
         known = flags.namespace or variables.namespace
         return _named(source, known, need_proxies=need_proxies, need_zookeeper=need_zookeeper)
-    said = flags.namespace or (variables.namespace if source is not flags else "")
-    return _cluster_of(running, said)
+    wanted = flags.namespace or (variables.namespace if source is not flags else "")
+    return _cluster_of(running, wanted)
 
 
 def _cluster_of(running: RunningCluster, namespace: str, connect: str = "") -> Cluster:
@@ -244,7 +244,7 @@ def _running_of(source: _Source) -> RunningCluster:
     ):
         if not is_same:
             raise CommandError(
-                f"{source.said} name two clusters: {name} {source.names[2]}={source.directory}, which is {there}",
+                f"{source.named} name two clusters: {name} {source.names[2]}={source.directory}, which is {there}",
                 "name only one of them",
             )
     return running
@@ -260,7 +260,7 @@ def _named(source: _Source, namespace: str, *, need_proxies: bool, need_zookeepe
             return _cluster_of(running, namespace, connect)
         missing = source.names[0] if not connect else source.names[1]
         raise CommandError(
-            f"{source.said} is given and {missing} is not, and the command needs both: "
+            f"{source.named} is given and {missing} is not, and the command needs both: "
             "the proxies and the ZooKeeper of one cluster",
             f"add {missing}, or give neither and use --dir DIR of a running `dlog up`",
         )
@@ -272,8 +272,8 @@ def _serves(running: RunningCluster, connect: str) -> bool:
     return not connect or set(parse_target(connect)) <= set(parse_target(running.connect))
 
 
-def _same_hosts(hosts: str, said: str) -> bool:
-    return not said or {*re.split(r"[,;\s]+", hosts)} == {*re.split(r"[,;\s]+", said.strip())}
+def _same_hosts(hosts: str, given: str) -> bool:
+    return not given or {*re.split(r"[,;\s]+", hosts)} == {*re.split(r"[,;\s]+", given.strip())}
 
 
 def _no_cluster(is_zookeeper: bool) -> CommandError:

@@ -54,11 +54,11 @@ def explain(
         need_proxies=True,
         need_zookeeper=True,
     )
-    told = asyncio.run(_explain(stream, at, cluster))
+    fields = asyncio.run(_explain(stream, at, cluster))
     if as_json:
-        say_json(told)
+        say_json(fields)
         return
-    for key, value in told.items():
+    for key, value in fields.items():
         text = ", ".join(map(str, value)) if isinstance(value, list) else value
         say(f"{key.replace('_', ' '):<12} {text}")
 
@@ -75,7 +75,7 @@ async def _explain(stream: str, at: DLSN, cluster: Cluster) -> dict[str, Any]:
             misused=False,
         )
     state = "completed" if segment.is_completed else "in progress"
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "stream": stream,
         "dlsn": str(at),
         "segment": f"{at.segment} ({state}, {truncation_text(segment)})",
@@ -83,34 +83,34 @@ async def _explain(stream: str, at: DLSN, cluster: Cluster) -> dict[str, Any]:
         "location": segment.location,
     }
     if segment.store == "file":
-        return told | await _in_file(stream, at, segment.location, cluster)
+        return fields | await _in_file(stream, at, segment.location, cluster)
     if segment.store == "kafka":
-        return told | await _in_topic(stream, at, segment.location, cluster)
+        return fields | await _in_topic(stream, at, segment.location, cluster)
     if segment.store == "s3-direct":
-        return told | await _in_objects(stream, at, segment.location, cluster)
+        return fields | await _in_objects(stream, at, segment.location, cluster)
     if segment.store == "s3":
-        return told | await _in_shared_objects(stream, at, segment.location, cluster)
+        return fields | await _in_shared_objects(stream, at, segment.location, cluster)
     if segment.store != "ledger":
-        return told
+        return fields
     async with ledgers_of(cluster.zookeeper, cluster.namespace, None) as ledgers:
         ledger = LedgerId(int(segment.location))
         metadata = await ledgers.metadata_of(ledger)
-        told["ledger"] = f"{ledger} ({metadata.state.name.lower().replace('_', ' ')})"
-        told["bookies"] = list(metadata.bookies_of(at.entry))
-        told["placement"] = placement_text(describe_placement(ledgers, metadata))
+        fields["ledger"] = f"{ledger} ({metadata.state.name.lower().replace('_', ' ')})"
+        fields["bookies"] = list(metadata.bookies_of(at.entry))
+        fields["placement"] = placement_text(describe_placement(ledgers, metadata))
         confirmed = await ledgers.last_confirmed(ledger)
         if not 0 <= at.entry <= confirmed:
-            told["entry"] = f"{at.entry} is not confirmed; the last confirmed entry is {confirmed}"
-            return told
+            fields["entry"] = f"{at.entry} is not confirmed; the last confirmed entry is {confirmed}"
+            return fields
         reader = await ledgers.open(ledger)
         reader.learn_lac(confirmed)
         try:
             [payload] = await reader.read(EntryId(at.entry), EntryId(at.entry), 1)
-            told |= describe_entry(payload, at.slot)
+            fields |= describe_entry(payload, at.slot)
         except DLogError as error:
-            told["entry"] = f"cannot be read: {error.message}"
+            fields["entry"] = f"cannot be read: {error.message}"
         await reader.close()
-    return told
+    return fields
 
 
 async def _in_file(stream: str, at: DLSN, location: str, cluster: Cluster) -> dict[str, Any]:
@@ -120,7 +120,7 @@ async def _in_file(stream: str, at: DLSN, location: str, cluster: Cluster) -> di
     options = cluster.stores().file
     if not options.directory:
         return {"entry": "not read: set DLOG_FILE_DIRECTORY to the directory of the segments, on their machine"}
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     async with open_file_store(options, random.Random(os.urandom(8))) as store:
         try:
             file = await store.describe(location)
@@ -128,18 +128,18 @@ async def _in_file(stream: str, at: DLSN, location: str, cluster: Cluster) -> di
             end = reader.end
             confirmed = await reader.wait_lac(NO_ENTRY, 0.0)
             state = "being written" if end is None else f"ended, last entry {end}"
-            told["file"] = f"{file.path} ({file.bytes:,} bytes, {state})"
+            fields["file"] = f"{file.path} ({file.bytes:,} bytes, {state})"
             if not 0 <= at.entry <= confirmed:
-                told["entry"] = f"{at.entry} is not confirmed; the last confirmed entry is {confirmed}"
-                return told
+                fields["entry"] = f"{at.entry} is not confirmed; the last confirmed entry is {confirmed}"
+                return fields
             offset = await reader.offset_of(EntryId(at.entry))
             if offset is not None:
-                told["offset"] = f"{offset}, its payload from {offset + ENTRY_HEAD.size}"
+                fields["offset"] = f"{offset}, its payload from {offset + ENTRY_HEAD.size}"
             [payload] = await reader.read(EntryId(at.entry), EntryId(at.entry), 1)
-            told |= describe_entry(payload, at.slot)
+            fields |= describe_entry(payload, at.slot)
         except DLogError as error:
-            told["entry"] = f"cannot be read: {error.message}"
-    return told
+            fields["entry"] = f"cannot be read: {error.message}"
+    return fields
 
 
 async def _in_objects(stream: str, at: DLSN, location: str, cluster: Cluster) -> dict[str, Any]:
@@ -150,7 +150,7 @@ async def _in_objects(stream: str, at: DLSN, location: str, cluster: Cluster) ->
     options = cluster.stores().objects
     if not options.root:
         return {"entry": "not read: set DLOG_OBJECTS_ROOT to the root of the objects"}
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     ref, rng = SegmentRef(stream_name(stream), SegmentNumber(at.segment), location), random.Random(os.urandom(8))
     async with (
         await ZooKeeperMetadata.connect(cluster.zookeeper, cluster.namespace, rng=rng) as metadata,
@@ -165,17 +165,17 @@ async def _in_objects(stream: str, at: DLSN, location: str, cluster: Cluster) ->
             tail = await store.tail(location)
             state = "ended" if tail.is_ended else "being written"
             folder = await store.folder_of(location)
-            told["objects"] = f"{folder} ({state}, {tail.end} entries, {tail.payload_bytes:,} bytes)"
+            fields["objects"] = f"{folder} ({state}, {tail.end} entries, {tail.payload_bytes:,} bytes)"
             if not 0 <= at.entry < tail.end:
-                told["entry"] = f"{at.entry} is not confirmed; the last confirmed entry is {tail.end - 1}"
-                return told
+                fields["entry"] = f"{at.entry} is not confirmed; the last confirmed entry is {tail.end - 1}"
+                return fields
             reader = await store.open_reader(ref)
-            told["object"] = await reader.object_of(EntryId(at.entry))
+            fields["object"] = await reader.object_of(EntryId(at.entry))
             [payload] = await reader.read(EntryId(at.entry), EntryId(at.entry), 1)
-            told |= describe_entry(payload, at.slot)
+            fields |= describe_entry(payload, at.slot)
         except DLogError as error:
-            told["entry"] = f"cannot be read: {error.message}"
-    return told
+            fields["entry"] = f"cannot be read: {error.message}"
+    return fields
 
 
 async def _in_shared_objects(stream: str, at: DLSN, location: str, cluster: Cluster) -> dict[str, Any]:
@@ -186,7 +186,7 @@ async def _in_shared_objects(stream: str, at: DLSN, location: str, cluster: Clus
 
     if not cluster.stores().objects.root:
         return {"entry": "not read: set DLOG_OBJECTS_ROOT to the root of the objects"}
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     ref = SegmentRef(stream_name(stream), SegmentNumber(at.segment), location)
     async with open_objects(cluster) as access:
         store = access.store
@@ -198,29 +198,29 @@ async def _in_shared_objects(stream: str, at: DLSN, location: str, cluster: Clus
             if found is None:
                 raise SegmentNotFoundError(f"no such segment, it was deleted: location={location}")
             state = "being written" if found.end is None else "ended"
-            told["node"] = found.node
-            told["entries"] = f"{end + 1} ({state}, {found.committed - found.start} of them uploaded)"
+            fields["node"] = found.node
+            fields["entries"] = f"{end + 1} ({state}, {found.committed - found.start} of them uploaded)"
             if not 0 <= at.entry <= end:
-                told["entry"] = f"{at.entry} is not confirmed; the last confirmed entry is {end}"
-                return told
+                fields["entry"] = f"{at.entry} is not confirmed; the last confirmed entry is {end}"
+                return fields
             offset = found.start + at.entry
             objects = find_objects(image, place.stream, offset, offset + 1, 1).objects
             if objects:
                 node, node_epoch = image.objects.owner(objects[0].object)
                 folder = (await access.root()).below(await access.folder())
-                told["object"] = str(object_location(folder, objects[0].object, node, node_epoch))
+                fields["object"] = str(object_location(folder, objects[0].object, node, node_epoch))
                 shared = "an object for many segments" if objects[0].is_set_object else "an object of this segment only"
                 first, last = objects[0].start - found.start, objects[0].end - found.start - 1
-                told["holds"] = f"entries {first} to {last} of the segment, {shared}"
+                fields["holds"] = f"entries {first} to {last} of the segment, {shared}"
             else:
-                told["log"] = await _in_log(store, image, found.node, place.stream, offset)
+                fields["log"] = await _in_log(store, image, found.node, place.stream, offset)
             reader = await store.open_reader(ref)
             reader.learn_lac(end)
             [payload] = await reader.read(EntryId(at.entry), EntryId(at.entry), 1)
-            told |= describe_entry(payload, at.slot)
+            fields |= describe_entry(payload, at.slot)
         except DLogError as error:
-            told["entry"] = f"cannot be read: {error.message}"
-    return told
+            fields["entry"] = f"cannot be read: {error.message}"
+    return fields
 
 
 async def _in_log(store: S3Store, image: Image, node: NodeId, stream: ObjectStreamId, offset: int) -> str:
@@ -245,7 +245,7 @@ async def _in_topic(stream: str, at: DLSN, location: str, cluster: Cluster) -> d
     if not options.topics:
         return {"entry": "not read: set DLOG_KAFKA_TOPICS to the address of the topics"}
     table = parse_location(location)
-    told: dict[str, Any] = {"region": table.region, "table": str(table.table)}
+    fields: dict[str, Any] = {"region": table.region, "table": str(table.table)}
     name, rng = SegmentRef(stream_name(stream), SegmentNumber(at.segment), location), random.Random(os.urandom(8))
     async with (
         await ZooKeeperMetadata.connect(cluster.zookeeper, cluster.namespace, rng=rng) as metadata,
@@ -259,27 +259,27 @@ async def _in_topic(stream: str, at: DLSN, location: str, cluster: Cluster) -> d
         try:
             found = await store.describe(location)
             state = "ended" if found.has_ended else "being written"
-            told["table"] = f"{table.table} ({state}, {found.entries} entries, {found.payload_bytes:,} bytes)"
-            told["topic"] = f"{found.topic} at {options.topics}"
+            fields["table"] = f"{table.table} ({state}, {found.entries} entries, {found.payload_bytes:,} bytes)"
+            fields["topic"] = f"{found.topic} at {options.topics}"
             if not 0 <= at.entry < found.entries:
-                told["entry"] = f"{at.entry} is not confirmed; the last confirmed entry is {found.entries - 1}"
-                return told
-            told["sequence"] = at.entry + 1
+                fields["entry"] = f"{at.entry} is not confirmed; the last confirmed entry is {found.entries - 1}"
+                return fields
+            fields["sequence"] = at.entry + 1
             offset = await store.find_offset(location, EntryId(at.entry))
             if offset is not None:
-                told["offset"] = offset
+                fields["offset"] = offset
             reader = await store.open_reader(name)
             reader.learn_lac(EntryId(found.entries - 1))
             [payload] = await reader.read(EntryId(at.entry), EntryId(at.entry), 1)
-            told |= describe_entry(payload, at.slot)
+            fields |= describe_entry(payload, at.slot)
         except DLogError as error:
-            told["entry"] = f"cannot be read: {error.message}"
-    return told
+            fields["entry"] = f"cannot be read: {error.message}"
+    return fields
 
 
 def describe_entry(payload: bytes, slot: int) -> dict[str, Any]:
     """Describe the contents of an entry, and the record at a slot of it."""
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     slots, found = 0, "nothing: the entry has fewer slots"
     records = decode_entry(payload, expand=False)
     for record in records:
@@ -292,13 +292,13 @@ def describe_entry(payload: bytes, slot: int) -> dict[str, Any]:
             else:
                 found = "the end of the stream" if record.is_end_of_stream else "a control record, which readers skip"
         slots += count
-    told["entry"] = f"{len(payload)} bytes, {len(records)} stored records, {slots} slots"
-    told["slot"] = f"{slot}: {found}"
+    fields["entry"] = f"{len(payload)} bytes, {len(records)} stored records, {slots} slots"
+    fields["slot"] = f"{slot}: {found}"
     note = next((decode_trailer(r.payload) for r in records if r.is_control and is_note(r.payload)), None)
     if note is not None:
-        told["taken"] = f"unix ms {note.unix_ms}"
+        fields["taken"] = f"unix ms {note.unix_ms}"
         for batch in note.batches:
             if batch.slot <= slot < batch.slot + batch.records:
-                told["producer"] = f"{batch.producer.hex()}, sequence {batch.sequence + slot - batch.slot}"
-                told["crc32c"] = f"{batch.crc:08x}"
-    return told
+                fields["producer"] = f"{batch.producer.hex()}, sequence {batch.sequence + slot - batch.slot}"
+                fields["crc32c"] = f"{batch.crc:08x}"
+    return fields

@@ -105,19 +105,19 @@ def show(number: int, hosts: str | None, namespace: str | None, directory: str |
             metadata = await ledgers.metadata_of(LedgerId(number))
             return describe(number, metadata) | {"placement": describe_placement(ledgers, metadata)}
 
-    told = asyncio.run(work())
+    info = asyncio.run(work())
     if as_json:
-        say_json(told)
+        say_json(info)
         return
-    say(f"ledger     {number}, {told['state']}")
-    say(f"quorum     ensemble/write/ack {_quorum(told)}, digest {told['digest']}")
-    if told["entries"] is not None:
-        say(f"holds      {told['entries']:,} entries, {told['bytes']:,} bytes")
-    say(f"placement  {placement_text(told['placement'])}")
-    for key, value in told["custom"].items():
+    say(f"ledger     {number}, {info['state']}")
+    say(f"quorum     ensemble/write/ack {_quorum(info)}, digest {info['digest']}")
+    if info["entries"] is not None:
+        say(f"holds      {info['entries']:,} entries, {info['bytes']:,} bytes")
+    say(f"placement  {placement_text(info['placement'])}")
+    for key, value in info["custom"].items():
         say(f"{key:<10} {value}")
     say("")
-    say_table(("from entry", "bookies"), ((f["first_entry"], ", ".join(f["bookies"])) for f in told["fragments"]))
+    say_table(("from entry", "bookies"), ((f["first_entry"], ", ".join(f["bookies"])) for f in info["fragments"]))
 
 
 @ledger.command()
@@ -210,12 +210,12 @@ def verify(
 async def _verify_all(
     at_once: int, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool
 ) -> int:
-    def tell(ledger: LedgerId, found: Verified | DLogError) -> None:
+    def on_found(ledger: LedgerId, found: Verified | DLogError) -> None:
         verification.say_found(ledger, found, as_json=as_json)
 
     async with ledgers_of(hosts, namespace, directory) as ledgers:
         with verification.progress(quiet=as_json) as show:
-            totals = await verification.verify_all(ledgers, at_once, tell, show)
+            totals = await verification.verify_all(ledgers, at_once, on_found, show)
     verification.say_totals(totals, as_json=as_json)
     if totals.bad_ledgers:
         note("`dlog ledger verify LEDGER` lists the bad copies of a ledger")
@@ -296,15 +296,15 @@ def create(
 
     try:
         with opened_input(file) as descriptor:
-            told = asyncio.run(work(descriptor))
+            info = asyncio.run(work(descriptor))
     except BaseException:  # also Ctrl-C
         for made in created:
             note(f"ledger {made} was created, and may be open: `dlog ledger recover {made}` closes it")
         raise
     if as_json:
-        say_json(told)
+        say_json(info)
     else:
-        say(f"ledger {told['ledger']} is closed: {told['entries']:,} entries, {told['bytes']:,} bytes")
+        say(f"ledger {info['ledger']} is closed: {info['entries']:,} entries, {info['bytes']:,} bytes")
 
 
 @ledger.command(
@@ -326,13 +326,13 @@ def recover(
             found = await ledgers.recover(LedgerId(number))
             return {"ledger": number, "last_entry": found.last_entry, "bytes": found.length, "readded": found.readded}
 
-    told = asyncio.run(work())
+    result = asyncio.run(work())
     if as_json:
-        say_json(told)
+        say_json(result)
     else:
-        say(f"ledger {number} is closed: last entry {told['last_entry']}, {told['bytes']:,} bytes")
-        if told["readded"]:
-            note(f"{told['readded']} entries were written again")
+        say(f"ledger {number} is closed: last entry {result['last_entry']}, {result['bytes']:,} bytes")
+        if result["readded"]:
+            note(f"{result['readded']} entries were written again")
 
 
 @ledger.command()
@@ -409,11 +409,11 @@ def adopt(
 
     from dlog.model.ledger import DigestType
 
-    told = asyncio.run(work())
+    info = asyncio.run(work())
     if as_json:
-        say_json(told)
+        say_json(info)
     else:
-        bookies = ", ".join(told["fragments"][0]["bookies"])
+        bookies = ", ".join(info["fragments"][0]["bookies"])
         say(f"ledger {number} has metadata now, on {bookies}; next: dlog ledger recover {number}")
 
 
@@ -447,20 +447,20 @@ def describe_placement(ledgers: Ledgers, metadata: LedgerMetadata) -> dict[str, 
     return {"policy": str(policy), "kept": kept, "wrong": {str(first): str(why) for first, why in wrong.items()}}
 
 
-def placement_text(told: dict[str, Any]) -> str:
+def placement_text(placement: dict[str, Any]) -> str:
     """The result of `describe_placement` in one line."""
-    if told["policy"] == "random":
+    if placement["policy"] == "random":
         return "random: any bookies, whatever rack they stand in"
-    if told["kept"]:
-        return f"{told['policy']}: kept by every ensemble"
-    kept = "not kept" if told["kept"] is False else "not certain"
-    return f"{told['policy']}: {kept}: " + "; ".join(
-        f"from entry {first}: {why}" for first, why in told["wrong"].items()
+    if placement["kept"]:
+        return f"{placement['policy']}: kept by every ensemble"
+    kept = "not kept" if placement["kept"] is False else "not certain"
+    return f"{placement['policy']}: {kept}: " + "; ".join(
+        f"from entry {first}: {why}" for first, why in placement["wrong"].items()
     )
 
 
-def _quorum(told: dict[str, Any]) -> str:
-    return f"{told['ensemble']}/{told['write_quorum']}/{told['ack_quorum']}"
+def _quorum(info: dict[str, Any]) -> str:
+    return f"{info['ensemble']}/{info['write_quorum']}/{info['ack_quorum']}"
 
 
 def _say_entry(entry: int, payload: bytes, form: str, as_json: bool) -> None:

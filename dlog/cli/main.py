@@ -159,13 +159,13 @@ def _run(given: list[str], as_json: bool) -> int:
             FileRefusedError(error) if isinstance(error, OSError) and names_file(error) else error
             for error in leaves(group)
         ]
-        told = [error for error in found if isinstance(error, DLogError)]
-        if len(told) < len(found):
+        errors = [error for error in found if isinstance(error, DLogError)]
+        if len(errors) < len(found):
             raise
-        for leaf in told:
+        for leaf in errors:
             if isinstance(leaf, OutputLostError):
                 raise leaf from None
-        return print_error(told[0], as_json=as_json)
+        return print_error(errors[0], as_json=as_json)
     except KeyboardInterrupt:
         return EXIT_FAILED
     return result if isinstance(result, int) else EXIT_OK

@@ -44,7 +44,7 @@ SegmentNames = dict[ObjectStreamId, tuple[StreamName, SegmentNumber]]
 F = TypeVar("F", bound=Callable[..., Any])
 S3, DIRECT = "s3", "s3-direct"
 YOUNG_S = 3600.0  # a chain that is younger may be listed in a moment
-SLICES_SAID = 3  # of an object, in a table
+SLICES_SHOWN = 3  # of an object, in a table
 OFFSETS_MAX = 2**63 - 1
 
 
@@ -158,13 +158,13 @@ def _slice_row(part: Slice, segments: SegmentNames) -> dict[str, Any]:
 
 
 def _slices_text(slices: Sequence[dict[str, Any]]) -> str:
-    said = [
+    shown = [
         f"{one['stream'] or one['object_stream']}{'' if one['segment'] is None else ':' + str(one['segment'])} "
         f"entries {one['first_entry']}-{one['last_entry']}"
-        for one in slices[:SLICES_SAID]
+        for one in slices[:SLICES_SHOWN]
     ]
-    more = [f"and {len(slices) - SLICES_SAID:,} more"] if len(slices) > SLICES_SAID else []
-    return ", ".join([*said, *more])
+    more = [f"and {len(slices) - SLICES_SHOWN:,} more"] if len(slices) > SLICES_SHOWN else []
+    return ", ".join([*shown, *more])
 
 
 # ---- show -----------------------------------------------------------------------------------------------------------
@@ -322,25 +322,25 @@ def search(
             if not segments:
                 raise CommandError(
                     f"the stream has no segments in the store s3: stream={name}",
-                    f"`dlog show {name}` tells where they are",
+                    f"`dlog show {name}` shows where they are",
                     misused=False,
                 )
             return _searched(await access.fresh(), await access.folder(), name, segments, start, limit)
 
-    told = asyncio.run(work())
+    result = asyncio.run(work())
     if as_json:
-        say_json(told)
+        say_json(result)
         return
     say_table(
         ("segment", "first entry", "last entry", "object", "kind", "key"),
         (
             (r["segment"], r["first_entry"], r["last_entry"], str(r["object"]), r["kind"], r["key"])
-            for r in told["objects"]
+            for r in result["objects"]
         ),
     )
     say("")
-    say(f"covered    up to {told['covered_to']}, by version {told['version']} of the metadata")
-    say(f"rest       {told['rest']}")
+    say(f"covered    up to {result['covered_to']}, by version {result['version']} of the metadata")
+    say(f"rest       {result['rest']}")
 
 
 def _searched(
@@ -452,7 +452,7 @@ class _Fsck:
     metavar="SECONDS",
     default=YOUNG_S,
     show_default=True,
-    help="Age of a segment of s3-direct that no stream lists, before it is told.",
+    help="Age of a segment of s3-direct that no stream lists, before it is reported.",
 )
 @click.option("--segments", "listed", metavar="STREAM", help="Print the segments of STREAM that the bucket has, only.")
 @_limit("Print at most N findings; --json prints all.", 100)
@@ -490,27 +490,27 @@ def fsck(
             raise CommandError("--segments prints segments, and repairs nothing", "leave out --repair")
         return _say_segments(name, asyncio.run(_segments(cluster, name)), as_json)
 
-    told = asyncio.run(_check(cluster, not no_blocks, older_than))
-    if repair and told.removable:
+    result = asyncio.run(_check(cluster, not no_blocks, older_than))
+    if repair and result.removable:
         if not yes:
-            confirm(f"Remove {len(told.removable):,} leftovers from the bucket?", "whether to remove them")
-        told = replace(told, removed=asyncio.run(_remove(cluster, told, older_than)))
-    left = len(told.findings) - told.removed
+            confirm(f"Remove {len(result.removable):,} leftovers from the bucket?", "whether to remove them")
+        result = replace(result, removed=asyncio.run(_remove(cluster, result, older_than)))
+    left = len(result.findings) - result.removed
     if as_json:
-        say_json(_fsck_json(told))
+        say_json(_fsck_json(result))
         return EXIT_FAILED if left else EXIT_OK
-    for one in told.findings[:limit]:
+    for one in result.findings[:limit]:
         say(f"{one.kind:<10}  {one.place}: {one.why}")
-    if len(told.findings) > limit:
-        note(f"{len(told.findings) - limit:,} more findings: --limit or --json prints them")
-    checked = told.checked
+    if len(result.findings) > limit:
+        note(f"{len(result.findings) - limit:,} more findings: --limit or --json prints them")
+    checked = result.checked
     say(
-        f"{checked.listed:,} objects of {size_text(checked.bytes)} and {told.chains:,} segments of s3-direct listed, "
-        f"{checked.blocks:,} blocks of {checked.objects:,} objects read, {len(told.findings):,} findings"
-        + (f", {told.removed:,} removed" if repair else "")
+        f"{checked.listed:,} objects of {size_text(checked.bytes)} and {result.chains:,} segments of s3-direct listed, "
+        f"{checked.blocks:,} blocks of {checked.objects:,} objects read, {len(result.findings):,} findings"
+        + (f", {result.removed:,} removed" if repair else "")
     )
-    if not repair and told.removable:
-        note(f"`dlog object fsck --repair` removes {len(told.removable):,} of them")
+    if not repair and result.removable:
+        note(f"`dlog object fsck --repair` removes {len(result.removable):,} of them")
     return EXIT_FAILED if left else EXIT_OK
 
 
@@ -524,11 +524,11 @@ async def _check(cluster: Cluster, reads_blocks: bool, older_than_s: float) -> _
         return _Fsck(checked, len(chains), tuple(unlisted), 0)
 
 
-async def _remove(cluster: Cluster, told: _Fsck, older_than_s: float) -> int:
+async def _remove(cluster: Cluster, result: _Fsck, older_than_s: float) -> int:
     """Remove what is an orphan still; how many."""
     async with open_objects(cluster) as access:
-        removed = await (await _object_check(access)).remove(told.checked.findings)
-        chains = [one.place for one in told.chain_findings]
+        removed = await (await _object_check(access)).remove(result.checked.findings)
+        chains = [one.place for one in result.chain_findings]
         for one in await _unlisted(access, cluster, chains, older_than_s):
             await access.direct.delete(SegmentRef(StreamName("_"), SegmentNumber(1), one.place))
             removed += 1
@@ -569,8 +569,8 @@ async def _unlisted(
     return find_unlisted_chains(described, named.names | logs, named.unknown, int(older_than_s * 1000))
 
 
-def _fsck_json(told: _Fsck) -> dict[str, Any]:
-    checked = told.checked
+def _fsck_json(result: _Fsck) -> dict[str, Any]:
+    checked = result.checked
     return {
         "version": checked.version,
         "objects_listed": checked.listed,
@@ -578,10 +578,10 @@ def _fsck_json(told: _Fsck) -> dict[str, Any]:
         "objects_later": checked.comparison.later,
         "objects_read": checked.objects,
         "blocks_read": checked.blocks,
-        "chains_listed": told.chains,
-        "removed": told.removed,
+        "chains_listed": result.chains,
+        "removed": result.removed,
         "findings": [
-            {"kind": str(one.kind), "place": one.place, "why": one.why, "object": one.object} for one in told.findings
+            {"kind": str(one.kind), "place": one.place, "why": one.why, "object": one.object} for one in result.findings
         ],
     }
 

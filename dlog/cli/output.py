@@ -201,17 +201,17 @@ def print_error(error: DLogError | str, *, kind: str = "", as_json: bool = False
     """Print the error on stderr; returns the exit code."""
     if isinstance(error, str):
         message, step, code = error, None, EXIT_MISUSED
-        told: dict[str, Any] = {"kind": kind, "message": message}
+        fields: dict[str, Any] = {"kind": kind, "message": message}
     else:
         message, step, code = error.message, next_step(error), exit_code(error)
         named = BY_CODE.get(error.code, type(error)) if type(error) is DLogError else type(error)
-        told = {"kind": named.__name__, "code": error.code, "message": message}
+        fields = {"kind": named.__name__, "code": error.code, "message": message}
         if error.outcome_unknown:
-            told["outcome_unknown"] = True
+            fields["outcome_unknown"] = True
     if as_json:
         if step:
-            told["next"] = step
-        note(json.dumps({"error": told}))
+            fields["next"] = step
+        note(json.dumps({"error": fields}))
     else:
         note(f"dlog: {message}" + (f"\n  next: {step}" if step else ""))
     return code

@@ -124,8 +124,8 @@ class SupervisedProcess(abc.ABC):
 
     def death(self) -> str:
         """Describe the last death."""
-        said = f"; its last output: {self.last_words}" if self.last_words else ""
-        return f"died (exit code {self.last_exit}) and is restarted{said}"
+        last_output = f"; its last output: {self.last_words}" if self.last_words else ""
+        return f"died (exit code {self.last_exit}) and is restarted{last_output}"
 
     def rss_bytes(self) -> int | None:
         """Resident memory; None if it does not run or this is not Linux."""
@@ -180,7 +180,7 @@ class ProcessPart(SupervisedProcess):
         self._flags = flags
         self._log = log
         self._environment = environment or {}
-        self._said_before = 0  # size of the log when the process was spawned
+        self._log_start = 0  # size of the log when the process was spawned
         self._process: asyncio.subprocess.Process | None = None
         self._is_held = False  # spawned by `load` and not started yet
 
@@ -195,7 +195,7 @@ class ProcessPart(SupervisedProcess):
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         with self._log.open("ab") as log:
-            self._said_before = log.tell()
+            self._log_start = log.tell()
             return await asyncio.create_subprocess_exec(
                 *python_module(self._module, *self._flags),
                 stdin=asyncio.subprocess.PIPE,
@@ -215,7 +215,7 @@ class ProcessPart(SupervisedProcess):
         if self._stopping.is_set():
             self._terminate()
         assert process.stdin is not None and process.stdout is not None
-        said_before = self._said_before
+        log_start = self._log_start
         process.stdin.write(b"\n")
         process.stdin.close()
         try:
@@ -227,10 +227,10 @@ class ProcessPart(SupervisedProcess):
         except (TimeoutError, ValueError) as error:
             self._kill()
             await process.wait()
-            raise self._failed(f"not ready within {READY_TIMEOUT_S:g} s", said_before) from error
+            raise self._failed(f"not ready within {READY_TIMEOUT_S:g} s", log_start) from error
         self.last_exit = await process.wait()
         if not self._stopping.is_set():
-            raise self._failed(f"it exited with code {self.last_exit}", said_before)
+            raise self._failed(f"it exited with code {self.last_exit}", log_start)
 
     async def _wait(self) -> int:
         process = self._process
@@ -249,9 +249,9 @@ class ProcessPart(SupervisedProcess):
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
-    def _failed(self, why: str, said_before: int) -> PartFailedError:
+    def _failed(self, why: str, log_start: int) -> PartFailedError:
         return PartFailedError(
-            f"{self.name} did not start: {why}; its last output: {last_words(self._log, said_before)}",
+            f"{self.name} did not start: {why}; its last output: {last_words(self._log, log_start)}",
             f"see its log, {self._log}",
             misused=self.last_exit == 2,
         )

@@ -175,9 +175,9 @@ def _worked(
     try:
         return work(spark, selection, screen)
     except (Py4JError, PySparkException) as error:
-        told = next((line for line in str(error).splitlines() if "Exception: " in line), str(error).split("\n")[0])
+        reason = next((line for line in str(error).splitlines() if "Exception: " in line), str(error).split("\n")[0])
         raise CommandError(
-            f"Spark failed: {told.strip()[:300]}", "run it again: finished work is not repeated", misused=False
+            f"Spark failed: {reason.strip()[:300]}", "run it again: finished work is not repeated", misused=False
         ) from error
 
 

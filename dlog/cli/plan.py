@@ -191,13 +191,13 @@ def _check_types(plan: Plan) -> None:
 def write_plan(directory: Path, plan: Plan) -> None:
     """Write the plan into its directory, atomically."""
     path = directory / PLAN_FILE
-    told = asdict(plan)
+    fields = asdict(plan)
     for name in ("kafka", "objects", "racks", "regions"):
-        if not told[name]:
-            del told[name]  # unknown to versions without it
+        if not fields[name]:
+            del fields[name]  # unknown to versions without it
     fresh = path.with_suffix(".new")
     with named_errors(fresh):
-        fresh.write_text(json.dumps(told, indent=1) + "\n")
+        fresh.write_text(json.dumps(fields, indent=1) + "\n")
     fresh.replace(path)
 
 

@@ -150,11 +150,11 @@ def _json(batch: RecordBatch) -> bytes:
     lines: list[str] = []
     for record in batch:
         where = {"dlsn": str(record.dlsn), "position": str(record.position)}
-        told = {**where, "txid": record.txid, "unix_ms": record.unix_ms}
+        fields = {**where, "txid": record.txid, "unix_ms": record.unix_ms}
         try:
-            lines.append(json.dumps({**told, "payload": record.payload.decode()}, ensure_ascii=False))
+            lines.append(json.dumps({**fields, "payload": record.payload.decode()}, ensure_ascii=False))
         except UnicodeDecodeError:
-            lines.append(json.dumps({**told, "payload_base64": base64.b64encode(record.payload).decode()}))
+            lines.append(json.dumps({**fields, "payload_base64": base64.b64encode(record.payload).decode()}))
     return ("\n".join(lines) + "\n").encode()
 
 

@@ -33,16 +33,16 @@ class _Lines:
         self._until = until
         self._shows_moves = shows_moves
         self._first_spread: float | None = None
-        self._told: tuple[str, int] | None = None
+        self._shown: tuple[str, int] | None = None
         self._moves = 0
 
     def show(self, now: RebalanceProgress) -> None:
         if self._first_spread is None:
             self._first_spread = now.spread
         way = max(self._first_spread - self._until, 1e-12)
-        told = (now.reason, int(_STEPS * (self._first_spread - now.spread) / way))
-        if told != self._told and not self._shows_moves:
-            self._told = told
+        current = (now.reason, int(_STEPS * (self._first_spread - now.spread) / way))
+        if current != self._shown and not self._shows_moves:
+            self._shown = current
             done = f"{now.ledgers:,} ledgers moved, {now.moved_bytes:,} bytes"
             note(f"{done}, spread {_percent(now.spread)}: {now.reason or 'copying'}")
 

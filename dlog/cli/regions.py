@@ -37,11 +37,11 @@ T = TypeVar("T")
 _NEXT: dict[type[DLogError], str] = {
     TopicNotFoundError: "`dlog region create NAMESPACE/NAME` creates a region",
     DamagedError: "`dlog region verify` names what is damaged, `dlog region read --skip-damaged` leaves it out",
-    RegionFencedError: "find the process that opened the region; `dlog region show` tells what is written",
+    RegionFencedError: "find the process that opened the region; `dlog region show` shows what is written",
     UnavailableError: "see that the topics can be reached, or name others with --topics or DLOG_KAFKA_TOPICS",
 }
 BATCH_BYTES, BATCH_RECORDS = 256 * 1024, 2000  # of lines that are written together
-_UNKNOWN = "whether it was done is unknown: `dlog region show` tells, and doing it again is harmless"
+_UNKNOWN = "whether it was done is unknown: `dlog region show` shows it, and doing it again is harmless"
 
 
 @click.group()
@@ -81,7 +81,7 @@ def create(name: str, address: str | None, as_json: bool) -> None:
 @region.command(
     cls=MutatingCommand,
     when_unknown="whether the last records were written is unknown: the next `dlog region write` settles it, and then "
-    "`dlog region show` tells",
+    "`dlog region show` shows it",
 )
 @region_options
 @click.option("--table", type=click.IntRange(0, 2**64 - 1), required=True, help="Number of the table.")
@@ -110,8 +110,8 @@ def write(name: str, address: str | None, table: int, version: int | None, file:
         return first, last, count
 
     first, last, count = _run(name, address, work, RegionOptions(format=version))
-    told = f"{count} records, sequences {first} to {last}" if count else "no records"
-    _say_done(name, as_json, f"{name} table {table}: {told}", {"first": first, "last": last, "records": count})
+    summary = f"{count} records, sequences {first} to {last}" if count else "no records"
+    _say_done(name, as_json, f"{name} table {table}: {summary}", {"first": first, "last": last, "records": count})
 
 
 @region.command()
@@ -178,8 +178,8 @@ def clean(name: str, address: str | None, as_json: bool) -> None:
         return await (await regions.open(short)).clean()
 
     offset = _run(name, address, work)
-    told = "nothing to delete" if offset is None else f"deleted below offset {offset}"
-    _say_done(name, as_json, f"{name}: {told}", {"offset": offset})
+    summary = "nothing to delete" if offset is None else f"deleted below offset {offset}"
+    _say_done(name, as_json, f"{name}: {summary}", {"offset": offset})
 
 
 @region.command()

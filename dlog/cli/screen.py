@@ -73,14 +73,14 @@ class _TableScreen:
         from rich.live import Live
 
         self._parts = parts
-        self._told: dict[str, State] = {}
+        self._shown: dict[str, State] = {}
         self._live: Live = Live(self._table(), console=Console(), auto_refresh=False)
         self._live.start()
 
     def changed(self, part: SupervisedProcess) -> None:
-        if self._told.get(part.name) is not part.state and part.state is State.WAITING:
+        if self._shown.get(part.name) is not part.state and part.state is State.WAITING:
             self.message(f"{part.name} {part.death()}")
-        self._told[part.name] = part.state
+        self._shown[part.name] = part.state
         self.tick()
 
     def message(self, text: str) -> None:

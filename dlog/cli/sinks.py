@@ -59,16 +59,16 @@ def retire_(
     sink_name(name)
     cluster = find_cluster(hosts=hosts, namespace=namespace, directory=directory, need_zookeeper=True)
     namespace = cluster.namespace
-    told = _ask(cluster, lambda opened: staging(opened, namespace, name))
-    if not told.stages and not told.strange:
+    staged = _ask(cluster, lambda opened: staging(opened, namespace, name))
+    if not staged.stages and not staged.strange:
         raise CommandError(
             f"the sink has nothing staged: sink={name}", "`dlog sink ls` lists the sinks that have", misused=False
         )
     if dry_run:
         if as_json:
-            say_json(_row(told))
+            say_json(_row(staged))
         else:
-            say(f"would fence {name} on {', '.join(told.streams)} and check {len(told.stages)} staged segments")
+            say(f"would fence {name} on {', '.join(staged.streams)} and check {len(staged.stages)} staged segments")
         return EXIT_OK
     done = _ask(cluster, lambda opened: retire(opened, namespace, name))
     if as_json:
@@ -89,14 +89,14 @@ def _ask(cluster: SelectedCluster, work: Work[T]) -> T:
     return reach(cluster.zookeeper, cluster.namespace, cluster.stores()).ask(work, timeout_s=None)
 
 
-def _row(told: SinkStages) -> dict[str, Any]:
-    oldest = told.oldest_unix_ms
+def _row(staged: SinkStages) -> dict[str, Any]:
+    oldest = staged.oldest_unix_ms
     return {
-        "sink": told.sink,
-        "stages": len(told.stages),
+        "sink": staged.sink,
+        "stages": len(staged.stages),
         "oldest_age_s": None if oldest is None else max(0, (unix_ms() - oldest) // 1000),
-        "strange": told.strange,
-        "streams": told.streams,
+        "strange": staged.strange,
+        "streams": staged.streams,
     }
 
 

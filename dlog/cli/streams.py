@@ -115,8 +115,8 @@ def create(
     made = ask(connect, directory, lambda client: client.create(stream, exist_ok=exist_ok, **settings))
     if as_json:
         exists = {"exists": True, "settings": settings_to_map(made.settings)}
-        told = exists if exist_ok else {"created": True, "settings": settings}
-        say_json({"stream": stream, **told})
+        result = exists if exist_ok else {"created": True, "settings": settings}
+        say_json({"stream": stream, **result})
     else:
         say(f"{stream} exists" if exist_ok else f"created {stream}")
 
@@ -169,23 +169,23 @@ def ls(connect: str | None, directory: str | None, as_json: bool) -> None:
 def show(stream: str, connect: str | None, directory: str | None, as_json: bool) -> None:
     """Show the settings, owner and segments of STREAM."""
     stream_name(stream)
-    told = ask(connect, directory, lambda client: client.stat(stream))
+    info = ask(connect, directory, lambda client: client.stat(stream))
     if as_json:
-        say_json(_stream_json(told))
+        say_json(_stream_json(info))
         return
-    say(f"stream     {told.name}{'  (sealed)' if told.is_sealed else ''}")
-    say(f"records    {dlsn_text(told.first_dlsn)} .. {dlsn_text(told.last_dlsn)}")
-    _say_settings(told.settings, told.durability)
-    owner = told.owner
+    say(f"stream     {info.name}{'  (sealed)' if info.is_sealed else ''}")
+    say(f"records    {dlsn_text(info.first_dlsn)} .. {dlsn_text(info.last_dlsn)}")
+    _say_settings(info.settings, info.durability)
+    owner = info.owner
     if owner is not None:
         released = " (released)" if owner.is_released else ""
         state = f", {owner.state}" if owner.state else ""
         say(f"owner      {owner.location}{released}, epoch {owner.epoch}{state}")
     else:
         say("owner      none yet; the first append assigns one")
-    if told.segments_to_delete:
-        say(f"truncated  {told.segments_to_delete} segments are still being deleted by the owner")
-    if told.segments:
+    if info.segments_to_delete:
+        say(f"truncated  {info.segments_to_delete} segments are still being deleted by the owner")
+    if info.segments:
         say("")
         say_table(
             ("segment", "location", "store", "first", "last", "records", "completed", "state"),
@@ -200,7 +200,7 @@ def show(stream: str, connect: str | None, directory: str | None, as_json: bool)
                     _when(s.completed_unix_ms) if s.is_completed else "in progress",
                     truncation_text(s),
                 )
-                for s in told.segments
+                for s in info.segments
             ),
         )
 
@@ -302,7 +302,7 @@ _DURABILITY = {
 def _stream_json(stream: StreamInfo) -> dict[str, Any]:
     """The keys are those of the reply to STAT (docs/protocol.md, 1.8)."""
     owner = stream.owner
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "stream": stream.name,
         "incarnation": stream.incarnation,
         "sealed": stream.is_sealed,
@@ -322,14 +322,14 @@ def _stream_json(stream: StreamInfo) -> dict[str, Any]:
         "segments_to_delete": stream.segments_to_delete,
     }
     if stream.durability is not None:
-        told["durability"] = stream.durability
+        fields["durability"] = stream.durability
     if owner is not None and owner.state is not None:
-        told |= {"state": owner.state, "producers": stream.producers}
-    return told
+        fields |= {"state": owner.state, "producers": stream.producers}
+    return fields
 
 
 def _segment_json(segment: SegmentInfo) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "number": segment.number,
         "store": segment.store,
         "location": segment.location,
@@ -342,7 +342,7 @@ def _segment_json(segment: SegmentInfo) -> dict[str, Any]:
         "completed_unix_ms": segment.completed_unix_ms,
         "truncation": truncation_text(segment),
     }
-    return told if segment.lac is None else {**told, "lac": segment.lac}
+    return fields if segment.lac is None else {**fields, "lac": segment.lac}
 
 
 def retention_text(retention_s: float) -> str:

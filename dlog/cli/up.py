@@ -246,15 +246,15 @@ class _Cluster:
         self._is_up = True
         running = self._write_run_file()
         if self._as_json:
-            told: dict[str, object] = {
+            fields: dict[str, object] = {
                 "connect": running.connect,
                 "zookeeper": running.zookeeper,
                 "directory": running.directory,
             }
             if self._plan.regions:
-                told["regions"] = self._plan.region_names
+                fields["regions"] = self._plan.region_names
             with self._unless_lost():
-                say_json(told)
+                say_json(fields)
                 with output():
                     sys.stdout.flush()
         else:

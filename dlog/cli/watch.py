@@ -44,14 +44,14 @@ async def watch(
     """Read and show for ever, with pauses of `every_s`: as a block of `lines`, or as one line of JSON.
 
     A block takes the place of the one before on a terminal; elsewhere a blank line precedes it. While ZooKeeper does
-    not answer, that is said once, and reading goes on; the first read raises MetadataUnavailableError. Raises
+    not answer, that is reported once, and reading goes on; the first read raises MetadataUnavailableError. Raises
     OutputLostError.
     """
     has_shown = is_away = False
     with _as_json() if as_json else _as_blocks(lines) as show:
         while True:
             try:
-                told = await read()
+                state = await read()
             except MetadataUnavailableError as error:
                 if not has_shown:
                     raise
@@ -59,7 +59,7 @@ async def watch(
                     note(f"ZooKeeper does not answer, trying again: {error.message}")
                 is_away = True
             else:
-                show(told)
+                show(state)
                 has_shown, is_away = True, False
             await asyncio.sleep(every_s)
 
@@ -69,8 +69,8 @@ _Show = Callable[[dict[str, Any]], None]
 
 @contextmanager
 def _as_json() -> Iterator[_Show]:
-    def show(told: dict[str, Any]) -> None:
-        say_json(told)
+    def show(state: dict[str, Any]) -> None:
+        say_json(state)
         _flush()
 
     yield show
@@ -81,9 +81,9 @@ def _as_blocks(lines: Callable[[dict[str, Any]], Sequence[str]]) -> Iterator[_Sh
     if not sys.stdout.isatty():
         blocks = 0
 
-        def print_block(told: dict[str, Any]) -> None:
+        def print_block(state: dict[str, Any]) -> None:
             nonlocal blocks
-            for line in [""] * (blocks > 0) + list(lines(told)):
+            for line in [""] * (blocks > 0) + list(lines(state)):
                 say(line)
             blocks += 1
             _flush()
@@ -96,9 +96,9 @@ def _as_blocks(lines: Callable[[dict[str, Any]], Sequence[str]]) -> Iterator[_Sh
 
     live = Live(console=Console(), auto_refresh=False)
 
-    def redraw(told: dict[str, Any]) -> None:
+    def redraw(state: dict[str, Any]) -> None:
         with output():
-            live.update(Text("\n".join(lines(told)), no_wrap=True, overflow="crop"), refresh=True)
+            live.update(Text("\n".join(lines(state)), no_wrap=True, overflow="crop"), refresh=True)
 
     with output():
         live.start()

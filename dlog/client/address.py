@@ -14,10 +14,10 @@ _HOW = "write dlog://host:port[,host:port]"
 
 def target_addresses(target: str | None) -> tuple[str, ...]:
     """Addresses in a target, or in DLOG_CONNECT if it is None. Raises InvalidRequestError with an example."""
-    told = target if target is not None else os.environ.get(ENVIRONMENT, "")
-    if not told:
+    text = target if target is not None else os.environ.get(ENVIRONMENT, "")
+    if not text:
         raise InvalidRequestError(f"no cluster address given: {_HOW} or set {ENVIRONMENT} (`dlog up` prints it)")
-    return parse_target(told)
+    return parse_target(text)
 
 
 def parse_target(target: str) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ class AddressBook:
         self.configured = configured
         self.known: dict[str, None] = dict.fromkeys(configured)  # in the order they were learned
         self._roles: dict[str, str] = {}  # address -> role, after a handshake
-        self._locations: dict[str, NetworkLocation] = {}  # of addresses whose region a server told
+        self._locations: dict[str, NetworkLocation] = {}  # of addresses whose region a server reported
         self._here = NetworkLocation(region) if region else None
         self._failed_s: dict[str, float] = {}  # address -> time of its last failure
         self._backoff = AddressBackoff(rest_max_s)

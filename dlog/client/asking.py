@@ -94,7 +94,8 @@ async def ask(
 
 
 def _note_obstacle(router: Router, stream: str | None, connection: Connection | None, error: DLogError) -> str | None:
-    """Tell the router what the error says of the stream's owner. Returns the address of a proxy that may be gone."""
+    """Pass on to the router what the error reports of the stream's owner. Returns the address of a proxy that may be
+    gone."""
     if connection is None:
         return None
     if stream is not None and isinstance(error, OwnedElsewhereError | ConnectionLostError):

@@ -102,17 +102,17 @@ class Batch:
             self.payloads = []
 
     def written(self, dlsn: DLSN, txid: int, duplicate: bool) -> None:
-        """Tell all listeners that the batch is durable; `dlsn` is its first."""
+        """Report to all listeners that the batch is durable; `dlsn` is its first."""
         for listener in self.listeners:
             listener.written(dlsn, txid, duplicate)
 
     def failed(self, error: DLogError) -> None:
-        """Tell all listeners that it failed (perhaps written)."""
+        """Report to all listeners that it failed (perhaps written)."""
         for listener in self.listeners:
             listener.failed(error)
 
     def withdraw(self) -> int:
-        """Remove the records of listeners that withdrew, and tell these. Returns the number of bytes freed.
+        """Remove the records of listeners that withdrew, and report it to them. Returns the number of bytes freed.
 
         Call only for a batch that is certainly not written. Sets `done` if no record is left.
         """
@@ -140,7 +140,7 @@ class Batch:
 
 
 class BatchFuture:
-    """Teller for a batch made by the application; completes one future."""
+    """Listener for a batch made by the application; completes one future."""
 
     __slots__ = ("count", "future", "slot")
 

@@ -296,11 +296,11 @@ class Client:
         router = self._check_changed(stream)
         incarnation, unknown = os.urandom(12).hex(), False
         while True:
-            told = await ask(router, lambda request: proxy.GetIncarnation(request, stream))
-            if told["incarnation"] == incarnation:
+            reply = await ask(router, lambda request: proxy.GetIncarnation(request, stream))
+            if reply["incarnation"] == incarnation:
                 break
-            if told["incarnation"] is not None and not told["deleted"]:
-                _check_exists_as_wanted(stream, told, settings, exist_ok=exist_ok)
+            if reply["incarnation"] is not None and not reply["deleted"]:
+                _check_exists_as_wanted(stream, reply, settings, exist_ok=exist_ok)
                 try:
                     return await self.stat(stream)
                 except StreamNotFoundError:
@@ -311,10 +311,10 @@ class Client:
                     f"create it again if another client did not delete it on purpose: stream={stream}"
                 )
             make = partial(
-                _create, stream=stream, incarnation=incarnation, deletions=told["deletions"], settings=settings
+                _create, stream=stream, incarnation=incarnation, deletions=reply["deletions"], settings=settings
             )
             try:
-                told = await ask(router, make)
+                reply = await ask(router, make)
                 break
             except StaleRequestError as error:
                 unknown = error.outcome_unknown
@@ -322,7 +322,7 @@ class Client:
                 if not exist_ok:
                     raise
         self._stream_changed(stream)
-        return decode_new_stream(stream, incarnation, told)
+        return decode_new_stream(stream, incarnation, reply)
 
     async def alter(self, stream: str, **settings: Unpack[SettingsChanges]) -> StreamSettings:
         """Change the settings given, while the stream is written; returns all of them as they are now.
@@ -339,12 +339,12 @@ class Client:
             raise InvalidRequestError(f"no setting to alter, name at least one: stream={stream}")
         incarnation: str | None = None
         while True:
-            told = await ask(router, lambda request: proxy.GetIncarnation(request, stream))
-            if told["incarnation"] is None or told["deleted"] or incarnation not in (None, told["incarnation"]):
+            reply = await ask(router, lambda request: proxy.GetIncarnation(request, stream))
+            if reply["incarnation"] is None or reply["deleted"] or incarnation not in (None, reply["incarnation"]):
                 raise StreamNotFoundError(f"no such stream, or it was deleted meanwhile: stream={stream}")
-            incarnation = told["incarnation"]
+            incarnation = reply["incarnation"]
             alter = partial(
-                _alter, stream=stream, incarnation=incarnation, version=told["settings_version"], settings=settings
+                _alter, stream=stream, incarnation=incarnation, version=reply["settings_version"], settings=settings
             )
             try:
                 return decode_settings((await ask(router, alter, stream=stream))["settings"])
@@ -367,11 +367,11 @@ class Client:
         Raises StreamNotFoundError, SegmentNotEndedError.
         """
         router = self._check_changed(stream)
-        told = await ask(router, lambda request: proxy.GetIncarnation(request, stream))
-        incarnation = told["incarnation"]
+        reply = await ask(router, lambda request: proxy.GetIncarnation(request, stream))
+        incarnation = reply["incarnation"]
         if incarnation is None:
             raise StreamNotFoundError(f"no such stream: stream={stream}")
-        is_marked = bool(told["deleted"])
+        is_marked = bool(reply["deleted"])
         if not is_marked:
             try:
                 await ask(router, lambda request: proxy.Delete(request, stream, incarnation, force), stream=stream)
@@ -400,10 +400,10 @@ class Client:
         Pass it to a later `import_segments`, `append_once` or `move_segment`: if the stream was deleted meanwhile,
         that call fails with StreamNotFoundError and does not touch the next stream of the name.
         """
-        told = await ask(self._check(stream), lambda request: proxy.GetIncarnation(request, stream))
-        if told["incarnation"] is None or told["deleted"]:
+        reply = await ask(self._check(stream), lambda request: proxy.GetIncarnation(request, stream))
+        if reply["incarnation"] is None or reply["deleted"]:
             raise StreamNotFoundError(f"no such stream: stream={stream}")
-        return str(told["incarnation"])
+        return str(reply["incarnation"])
 
     async def truncate(self, stream: str, dlsn: DLSN | str) -> DLSN:
         """Truncate the stream before `dlsn`: earlier records can no longer be read; whole segments of them are deleted.
@@ -412,8 +412,10 @@ class Client:
         router = self._check_changed(stream)
         point = parse(dlsn) if isinstance(dlsn, str) else dlsn
         incarnation = await self.incarnation(stream)
-        told = await ask(router, lambda request: proxy.Truncate(request, stream, incarnation, (*point,)), stream=stream)
-        return decode_first_kept(told)
+        reply = await ask(
+            router, lambda request: proxy.Truncate(request, stream, incarnation, (*point,)), stream=stream
+        )
+        return decode_first_kept(reply)
 
     async def seal(self, stream: str) -> None:
         """Seal the stream for good after its last acknowledged record. Idempotent. Raises StreamNotFoundError."""
@@ -446,12 +448,12 @@ class Client:
         router = self._check_changed(stream)
         of_incarnation = incarnation or await self.incarnation(stream)
         b = batch or SinkBatch("", 0, "", 0)
-        told = tuple((location, int(last)) for location, last in parts)
+        pairs = tuple((location, int(last)) for location, last in parts)
         name = None if store == LEDGER else store
         done = await ask(
             router,
             lambda request: proxy.ImportSegments(
-                request, stream, of_incarnation, b.sink, b.epoch, b.query, b.batch, _since_dlsn(since), name, told
+                request, stream, of_incarnation, b.sink, b.epoch, b.query, b.batch, _since_dlsn(since), name, pairs
             ),
             stream=stream,
         )
@@ -539,7 +541,7 @@ class Client:
 
     async def owners(self) -> list[Owner]:
         """The owner of every stream that has one, by name of the stream, as reported by the known write proxies."""
-        return [decode_owner(told["stream"], told) for told in await list_owned(self._check(None))]
+        return [decode_owner(row["stream"], row) for row in await list_owned(self._check(None))]
 
     async def hand_over(self, stream: str) -> None:
         """Have the owner complete the segment and give up its claim; the next append finds another owner.
@@ -632,11 +634,13 @@ def _alter(request: int, *, stream: str, incarnation: str, version: int, setting
     return proxy.Alter(request, stream, incarnation, version, dict(settings))
 
 
-def _check_exists_as_wanted(stream: str, told: Mapping[str, Any], wanted: Mapping[str, Any], *, exist_ok: bool) -> None:
+def _check_exists_as_wanted(
+    stream: str, reply: Mapping[str, Any], wanted: Mapping[str, Any], *, exist_ok: bool
+) -> None:
     """Raises StreamExistsError unless the existing stream that GetIncarnation found may be returned by `create`."""
     if not exist_ok:
         raise StreamExistsError(f"the stream exists already; use it or choose another name: stream={stream}")
-    found = told["settings"]
+    found = reply["settings"]
     unknown = sorted(name for name in wanted if name not in found)
     if unknown and wanted.get("store", found["store"]) == found["store"]:
         raise InvalidRequestError(

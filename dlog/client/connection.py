@@ -109,7 +109,7 @@ class Connection(asyncio.BufferedProtocol):
         self._readers: dict[int, ReaderPort] = {}
         self._out: list[bytes | bytearray | memoryview] = []
         self._flush_due = False
-        self._heard_s = loop.time()
+        self._received_s = loop.time()
         self._pinged_s: float | None = None
         self._beat: asyncio.TimerHandle | None = None
 
@@ -222,7 +222,7 @@ class Connection(asyncio.BufferedProtocol):
         incarnation: str | None,
         body: bytes,
     ) -> None:
-        """Send one batch; `writer` is told the outcome. Request numbers are consecutive."""
+        """Send one batch; `writer` learns the outcome. Request numbers are consecutive."""
         request = self._next_request()
         self._written[request] = (writer, batch, count)
         since_dlsn = None if since is None else (*since, 0)
@@ -274,7 +274,7 @@ class Connection(asyncio.BufferedProtocol):
         return buffer_for(self._decoder)
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._heard_s = self._loop.time()
+        self._received_s = self._loop.time()
         self._pinged_s = None
         try:
             for message in received(self._decoder, nbytes):
@@ -398,7 +398,7 @@ class Connection(asyncio.BufferedProtocol):
             self._flush_due = True
             self._loop.call_soon(self._flush)
         if self._beat is None:
-            self._heard_s = self._loop.time()
+            self._received_s = self._loop.time()
             self._beat = self._loop.call_later(self._options.ping_after_s, self._on_beat)
 
     def _flush(self) -> None:
@@ -417,9 +417,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         now_s = self._loop.time()
         if self._pinged_s is not None and now_s - self._pinged_s >= self._options.lost_after_s:
-            self.give_up(f"silent for {now_s - self._heard_s:.1f} s")
+            self.give_up(f"silent for {now_s - self._received_s:.1f} s")
             return
-        if self._pinged_s is None and now_s - self._heard_s >= self._options.ping_after_s:
+        if self._pinged_s is None and now_s - self._received_s >= self._options.ping_after_s:
             self._pinged_s = now_s
             self._out.extend(encode(proxy.Ping(self._next_request())))
             self._flush()

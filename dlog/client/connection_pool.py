@@ -83,19 +83,19 @@ class ConnectionPool:
             if not self.addresses.may_try(address, now_s):
                 return None
             self._check_open()
-            told: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
-            trying = self._tries[address] = told, now_s + self._options.direct_patience_s
-            self._spawn(self._try(address, told), f"dlog client tries {address}")
-        told, until_s = trying
+            attempt: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
+            trying = self._tries[address] = attempt, now_s + self._options.direct_patience_s
+            self._spawn(self._try(address, attempt), f"dlog client tries {address}")
+        attempt, until_s = trying
         if not at_once:
-            await asyncio.wait((told,), timeout=max(0.0, until_s - now_s))
-        return told.result() if told.done() else None
+            await asyncio.wait((attempt,), timeout=max(0.0, until_s - now_s))
+        return attempt.result() if attempt.done() else None
 
-    async def _try(self, address: str, told: asyncio.Future[Connection | None]) -> None:
+    async def _try(self, address: str, attempt: asyncio.Future[Connection | None]) -> None:
         try:
-            told.set_result(await self.connect(address))
+            attempt.set_result(await self.connect(address))
         except DLogError:
-            told.set_result(None)
+            attempt.set_result(None)
         finally:
             del self._tries[address]
 

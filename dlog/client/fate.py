@@ -34,16 +34,16 @@ class Fate:
     result: BatchResult | None = None  # where they are, if written
 
 
-def failure_of(cause: Exception, told: int, fates: Sequence[Fate]) -> Exception:
-    """The error that a pipeline raises. cause: why its first record failed, or what `on_written` raised. told: number
-    of records passed to `on_written`. fates: of all other records, in order.
+def failure_of(cause: Exception, reported: int, fates: Sequence[Fate]) -> Exception:
+    """The error that a pipeline raises. cause: why its first record failed, or what `on_written` raised. reported:
+    number of records passed to `on_written`. fates: of all other records, in order.
 
     Returns a copy of a DLogError with `fates`, and with `outcome_unknown` unless all of them are NOT_WRITTEN.
     """
     counts = dict.fromkeys(Outcome, 0)
     for fate in fates:
         counts[fate.outcome] += fate.count
-    text = f"records of this pipeline: {told} reported as written; of the others " + ", ".join(
+    text = f"records of this pipeline: {reported} reported as written; of the others " + ", ".join(
         f"{count} {outcome.value}" for outcome, count in counts.items()
     )
     if not isinstance(cause, DLogError):

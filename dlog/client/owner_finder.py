@@ -1,4 +1,4 @@
-"""Finds the owner of one stream for its producer, from what replies and failures told of the owner's address."""
+"""Finds the owner of one stream for its producer, from what replies and failures report of the owner's address."""
 
 from __future__ import annotations
 

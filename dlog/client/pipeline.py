@@ -50,7 +50,7 @@ class Pipeline:
         self._loan: _RecordRun | None = None
         self._has_turn = False  # `room` admitted us, and nothing was appended since
         self._taken = 0  # records with a number: all but those of the present loan
-        self._told = 0  # records passed to `on_written`
+        self._reported = 0  # records passed to `on_written`
         self._rows: deque[_RecordRun] = deque()  # not reported yet, in order
         self._first_failed: int | None = (
             None  # number of the first failed record; from it on no record is sent any more
@@ -71,7 +71,7 @@ class Pipeline:
         elif self._cause is None:
             self._producer.queue.end_loan()
             self._cause = ClosedError("the block of this pipeline was left by an exception")
-            self._on_failed(self._told)
+            self._on_failed(self._reported)
         self._failure = self._failure or ClosedError("the block of this pipeline has ended; make another pipeline")
 
     @property
@@ -148,7 +148,7 @@ class Pipeline:
         """
         self._producer.queue.end_loan()
         taken = self._taken
-        while self._told < taken and self._failure is None:
+        while self._reported < taken and self._failure is None:
             await self._news()
         await self._wait_fates()
 
@@ -210,21 +210,21 @@ class Pipeline:
                 self._cause = self._cause or row.error
                 self._fates.append(row.fate())
         if self._cause is not None and self._failure is None and not rows:
-            self._failure = failure_of(self._cause, self._told, self._fates)
+            self._failure = failure_of(self._cause, self._reported, self._fates)
         waiting, self._waiting = self._waiting, []
         for news in waiting:
             if not news.done():
                 news.set_result(None)
 
     def _report(self, row: _RecordRun, result: BatchResult) -> None:
-        self._told += row.count
+        self._reported += row.count
         if self._on_written is None:
             return
         try:
             self._on_written(result)
         except Exception as error:  # noqa: BLE001  # of the user's callback; the next call raises it
             self._cause = error
-            self._on_failed(self._told)
+            self._on_failed(self._reported)
 
     async def _wait_fates(self) -> None:
         """If a record failed, wait until all fates are known and raise the failure."""

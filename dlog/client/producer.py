@@ -56,7 +56,7 @@ class _OwnerSession:
     - 1 after connecting and after a pause, until a batch is written: an owner that does not know this producer takes
       the first sequence that it sees for its beginning; if it refused that batch for lack of room and accepted the next
       one, their order would change;
-    - then the window that the owner told last, at most the option's;
+    - then the window that the owner reported last, at most the option's;
     - 0 once a batch was refused or the server drains, until all batches in flight are answered and a pause is over.
     """
 

@@ -70,7 +70,7 @@ class ReadSession:
         self._arrived: tuple[int, int] | None = None  # of the last entry that came over this connection
         self._announced: tuple[int, int | None] | None = None  # what follows the next frame: segments, entries
         self._end: tuple[int, int | None] | None = None  # segment and entry where the stream ends, if known
-        self._is_tail_told = False  # all that the stream has came over this connection
+        self._is_tail_reported = False  # all that the stream has came over this connection
         self._start = start
         self._follow = follow
         self._router = router
@@ -128,7 +128,7 @@ class ReadSession:
     @property
     def lag(self) -> Lag | None:
         """See Reader."""
-        if self._is_tail_told and self._arrived is None:
+        if self._is_tail_reported and self._arrived is None:
             return Lag(0, 0)
         if self._end is None or self._delivered is None:
             return None
@@ -156,10 +156,10 @@ class ReadSession:
         match event.kind:
             case ReaderEventKind.BEHIND:
                 self._announced = event.detail.get("segments", 0), event.detail.get("entries")
-                self._is_tail_told = False
+                self._is_tail_reported = False
                 return
             case ReaderEventKind.CAUGHT_UP | ReaderEventKind.END_OF_STREAM:
-                self._end, self._is_tail_told = self._arrived, True
+                self._end, self._is_tail_reported = self._arrived, True
         self._received.append(event)
         self._wake.set()
 
@@ -342,8 +342,8 @@ class ReadSession:
         if connection is not None:
             connection.cancel(self._request)
         if not self._ended:
-            self._arrived = self._announced = self._end = None  # the next proxy tells
-            self._is_tail_told = False
+            self._arrived = self._announced = self._end = None  # the next proxy reports them
+            self._is_tail_reported = False
 
 
 class Reader(AsyncIterator[T]):

@@ -78,7 +78,7 @@ class SingleAppends:
 
 
 class _Waiters:
-    """Teller for consecutive records of a batch, the first one at `slot`, with a future for each."""
+    """Listener for consecutive records of a batch, the first one at `slot`, with a future for each."""
 
     __slots__ = ("futures", "slot")
 

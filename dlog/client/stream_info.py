@@ -52,7 +52,7 @@ class Owner:
     """A claim on a stream: the write proxy that owns it, or owned it last.
 
     state: what the proxy says of the stream, such as "serving", "claiming" or "draining"; None: it was not asked.
-    proxy: id of the proxy; None: not told. is_released: it gave the stream up, which nobody owns now.
+    proxy: id of the proxy; None: not reported. is_released: it gave the stream up, which nobody owns now.
     """
 
     stream: str
@@ -78,7 +78,7 @@ class SegmentInfo:
     records: int
     completed_unix_ms: int  # by the writer's clock; 0 while it is in progress
     is_cut: bool  # the truncation point lies in it
-    lac: int | None  # last confirmed entry of a segment in progress, if its owner told it
+    lac: int | None  # last confirmed entry of a segment in progress, if its owner reported it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class StreamInfo:
     segments_left_out: int = 0  # older ones that are not in `segments`
     segments_to_delete: int = 0  # truncated ones whose data are not deleted yet
     producers: int | None = None  # that the owner remembers
-    #: where acknowledged records are, "synced" or "page caches"; None: the store always syncs them, or it was not told
+    #: where acknowledged records are, "synced" or "page caches"; None: the store always syncs, or it was not reported
     durability: str | None = None
 
 
@@ -127,8 +127,8 @@ def _decoder(decode: Callable[..., T]) -> Callable[..., T]:
     return checked
 
 
-def _settings(told: Mapping[str, Any]) -> StreamSettings:
-    values = dict(told)
+def _settings(fields: Mapping[str, Any]) -> StreamSettings:
+    values = dict(fields)
     settings = StreamSettings(**{name: values.pop(name) for name in _SETTINGS_OF_EVERY_STREAM})
     return replace(settings, store_settings={name: value for name, value in values.items() if type(value) is int})
 
@@ -142,76 +142,76 @@ def settings_to_map(settings: StreamSettings) -> dict[str, Any]:
     return {"store": every.pop("store"), **settings.store_settings, **every}
 
 
-def _owner(stream: str, told: Mapping[str, Any]) -> Owner:
+def _owner(stream: str, fields: Mapping[str, Any]) -> Owner:
     return Owner(
         stream=stream,
-        location=str(told["location"]),
-        epoch=int(told["epoch"]),
-        state=told.get("state"),
-        proxy=told.get("proxy"),
-        is_released=bool(told.get("released", False)),
+        location=str(fields["location"]),
+        epoch=int(fields["epoch"]),
+        state=fields.get("state"),
+        proxy=fields.get("proxy"),
+        is_released=bool(fields.get("released", False)),
     )
 
 
-def _segment(told: Mapping[str, Any]) -> SegmentInfo:
-    is_completed = bool(told["completed"])
+def _segment(fields: Mapping[str, Any]) -> SegmentInfo:
+    is_completed = bool(fields["completed"])
     return SegmentInfo(
-        number=told["number"],
-        store=told["store"],
-        location=told["location"],
+        number=fields["number"],
+        store=fields["store"],
+        location=fields["location"],
         is_completed=is_completed,
-        first_txid=told["first_txid"],
-        last_txid=told["last_txid"] if is_completed else None,
-        first_dlsn=of(*told["first_dlsn"]),
-        last_dlsn=_dlsn(told["last_dlsn"]),
-        records=told["records"],
-        completed_unix_ms=told["completed_unix_ms"],
-        is_cut=told["truncation"] == "partial",
-        lac=told.get("lac"),
+        first_txid=fields["first_txid"],
+        last_txid=fields["last_txid"] if is_completed else None,
+        first_dlsn=of(*fields["first_dlsn"]),
+        last_dlsn=_dlsn(fields["last_dlsn"]),
+        records=fields["records"],
+        completed_unix_ms=fields["completed_unix_ms"],
+        is_cut=fields["truncation"] == "partial",
+        lac=fields.get("lac"),
     )
 
 
-def _stream(told: Mapping[str, Any]) -> StreamInfo:
-    name, claim = str(told["stream"]), told["owner"]
+def _stream(reply: Mapping[str, Any]) -> StreamInfo:
+    name, claim = str(reply["stream"]), reply["owner"]
     return StreamInfo(
         name=name,
-        incarnation=str(told["incarnation"]),
-        is_sealed=bool(told["sealed"]),
-        settings=_settings(told["settings"]),
-        owner=_owner(name, {**claim, "state": told.get("state")}) if claim["epoch"] else None,
-        first_dlsn=_dlsn(told["first_dlsn"]),
-        last_dlsn=_dlsn(told["last_dlsn"]),
-        last_txid=told["last_txid"],
-        records=told["records"],
-        segments=tuple(map(_segment, told["segments"])),
-        segments_left_out=told["segments_left_out"],
-        segments_to_delete=told["segments_to_delete"],
-        producers=told.get("producers"),
-        durability=told.get("durability"),
+        incarnation=str(reply["incarnation"]),
+        is_sealed=bool(reply["sealed"]),
+        settings=_settings(reply["settings"]),
+        owner=_owner(name, {**claim, "state": reply.get("state")}) if claim["epoch"] else None,
+        first_dlsn=_dlsn(reply["first_dlsn"]),
+        last_dlsn=_dlsn(reply["last_dlsn"]),
+        last_txid=reply["last_txid"],
+        records=reply["records"],
+        segments=tuple(map(_segment, reply["segments"])),
+        segments_left_out=reply["segments_left_out"],
+        segments_to_delete=reply["segments_to_delete"],
+        producers=reply.get("producers"),
+        durability=reply.get("durability"),
     )
 
 
-def _new_stream(name: str, incarnation: str, told: Mapping[str, Any]) -> StreamInfo:
-    return StreamInfo(name=name, incarnation=incarnation, is_sealed=False, settings=_settings(told["settings"]))
+def _new_stream(name: str, incarnation: str, reply: Mapping[str, Any]) -> StreamInfo:
+    return StreamInfo(name=name, incarnation=incarnation, is_sealed=False, settings=_settings(reply["settings"]))
 
 
-def _imported(told: Mapping[str, Any]) -> ImportResult:
+def _imported(reply: Mapping[str, Any]) -> ImportResult:
     return ImportResult(
-        first=told["first"], segments=told["segments"], records=told["records"], duplicate=told["duplicate"]
+        first=reply["first"], segments=reply["segments"], records=reply["records"], duplicate=reply["duplicate"]
     )
 
 
-def _appended(told: Mapping[str, Any]) -> BatchResult:
-    dlsn = _dlsn(told["dlsn"]) or DLSN_INVALID
-    return result_of(dlsn, 0, told["count"], told["txid"], told["duplicate"])
+def _appended(reply: Mapping[str, Any]) -> BatchResult:
+    dlsn = _dlsn(reply["dlsn"]) or DLSN_INVALID
+    return result_of(dlsn, 0, reply["count"], reply["txid"], reply["duplicate"])
 
 
-def _first_kept(told: Mapping[str, Any]) -> DLSN:
-    return of(*told["first"])
+def _first_kept(reply: Mapping[str, Any]) -> DLSN:
+    return of(*reply["first"])
 
 
-def _dlsn(told: Any) -> DLSN | None:
-    return None if told is None else of(*told)
+def _dlsn(position: Any) -> DLSN | None:
+    return None if position is None else of(*position)
 
 
 decode_settings = _decoder(_settings)

@@ -103,7 +103,7 @@ class SyncClient:
             if on_written is not None:
                 on_written(row)
 
-        running.feed(lambda tell: running.client.pipeline(stream, tell), written).run(payloads)
+        running.feed(lambda report: running.client.pipeline(stream, report), written).run(payloads)
         return summary
 
     # ---- reading ----------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class BookieDisk:
         on_failed: Callable[[BaseException], None],
         on_event: Callable[[Event], None],
     ) -> None:
-        """post, on_failed and tell are called in worker threads."""
+        """post, on_failed and on_event are called in worker threads."""
         self._disk = disk
         self._dirs: LedgerDirs = opened.dirs
         self._options = options

@@ -1,4 +1,4 @@
-"""Which bookies are writable and where each bookie stands, as far as their registrations tell."""
+"""Which bookies are writable and where each bookie stands, as far as their registrations show."""
 
 from __future__ import annotations
 

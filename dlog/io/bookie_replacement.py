@@ -121,7 +121,7 @@ class _Replacing:
         self._done = 0
         self._moved = 0
         self._moved_elsewhere = 0
-        self._told: ReplacementProgress | None = None
+        self._reported: ReplacementProgress | None = None
         self._first_of: dict[str, str] = {}  # reasons by kind, in this pass
 
     async def run(self) -> Replacement:
@@ -184,8 +184,8 @@ class _Replacing:
 
     def _report(self, reason: str) -> None:
         now = ReplacementProgress(self._left, self._left + self._done, reason)
-        if now != self._told:
-            self._told = now
+        if now != self._reported:
+            self._reported = now
             self._progress(now)
 
     # ---- all ledgers -------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ PAUSE_S = 1.0  # after a change of the registrations, so that bookies that start
 class BookieSpaces:
     """Asks each writable bookie every `ask_s` how much space it has, and new ones soon after they are registered.
 
-    A bookie that cannot tell is chosen as if its disk were as empty as the median's.
+    A bookie that does not report it is chosen as if its disk were as empty as the median's.
     """
 
     def __init__(
@@ -73,15 +73,15 @@ class BookieSpaces:
                 bookie: tasks.create_task(_free_bytes(info, limit, self._tls), name=f"space of {bookie}")
                 for bookie, info in asked.items()
             }
-        told = {bookie: free for bookie, task in asking.items() if (free := task.result()) is not None}
-        self._weights.note_round(asked.keys(), told)
+        reported = {bookie: free for bookie, task in asking.items() if (free := task.result()) is not None}
+        self._weights.note_round(asked.keys(), reported)
 
 
 async def _free_bytes(info: BookieInfo, limit: asyncio.Semaphore, tls: ssl.SSLContext | None) -> int | None:
-    """None: the bookie did not tell."""
+    """None: the bookie did not report it."""
     async with limit:
         try:
-            told = await read_space(info.host, info.port, TIMEOUT_S, tls)
+            reply = await read_space(info.host, info.port, TIMEOUT_S, tls)
         except (OSError, ConnectionLostError, ProtocolError):  # a timeout is an OSError too
             return None
-        return told.free_bytes if told.code is Code.OK else None
+        return reply.free_bytes if reply.code is Code.OK else None

@@ -30,7 +30,7 @@ from dlog.io.ledger_dir import DEFAULT_LIMITS, LedgerDir, Usage
 from dlog.wire.entry_summary import EntryOutline
 
 T = TypeVar("T")
-Tell = Callable[[Event], None]
+OnEvent = Callable[[Event], None]
 
 
 class LedgerDirs:
@@ -53,14 +53,14 @@ class LedgerDirs:
             for directory in directories
         ]
 
-    def load(self, tell: Tell) -> list[LedgerRow]:
+    def load(self, on_event: OnEvent) -> list[LedgerRow]:
         """Load all directories. Raises as LedgerDir.load, and ConfigError if a conversion of indexes was
         interrupted."""
         self._check_kinds()
         rows = [row for directory in self._dirs for row in directory.load()]
         for directory in self._dirs:
             for name in directory.missing_logs():
-                tell(StorageDamaged(f"entry log is missing or cut off, its entries cannot be read: file={name}"))
+                on_event(StorageDamaged(f"entry log is missing or cut off, its entries cannot be read: file={name}"))
         return rows
 
     def _check_kinds(self) -> None:
@@ -99,14 +99,14 @@ class LedgerDirs:
             own = padded(directory.manifest.marks, len(marks))
             directory.flush(share, states, tuple(map(max, marks, own)), limbo=limbo)
 
-    def merge_runs(self, tell: Tell) -> None:
+    def merge_runs(self, on_event: OnEvent) -> None:
         """Merge index runs where there are enough; damage is reported and stops nothing."""
         for directory in self._dirs:
             try:
                 while directory.merge_runs():
                     pass
             except DamagedError as error:
-                tell(MergeFailed(error.message))
+                on_event(MergeFailed(error.message))
 
     def bury(self, ledgers: Iterable[int]) -> dict[int, str]:
         """See LedgerDir.bury. Returns the ledgers not buried for lack of space, with the reason. Raises OSError."""
@@ -261,7 +261,7 @@ def open_storage(
     options: BookieOptions,
     paths: StoragePaths,
     bookie: str,
-    tell: Tell,
+    on_event: OnEvent,
     random_bits: Callable[[int], int] = secrets.randbits,
 ) -> OpenedStorage:
     """Load the directories, replay the journals, make a checkpoint. Blocks. random_bits: see JournalFiles.
@@ -290,7 +290,7 @@ def open_storage(
             journal.drop_spares()
         dirs.give_up_reserves()
 
-    restored = Restored(dirs.load(tell))
+    restored = Restored(dirs.load(on_event))
     limbo = dirs.limbo
 
     def on_damage(directory: str, damage: Damage) -> None:
@@ -305,7 +305,7 @@ def open_storage(
                 "re-replicate: start once with --salvage to serve what is left read-only, then decommission this bookie"
             )
         limbo = True
-        tell(StorageDamaged(text))
+        on_event(StorageDamaged(text))
 
     after = list(dirs.marks(len(journals)))
     groups = 0
@@ -325,7 +325,7 @@ def open_storage(
     for journal, mark in zip(journals, dirs.marks(len(journals)), strict=True):
         journal.release(mark)
     dirs.hold_reserves()
-    tell(JournalReplayed(groups, restored.adds, len(restored.rows)))
+    on_event(JournalReplayed(groups, restored.adds, len(restored.rows)))
     return opened
 
 

@@ -94,7 +94,7 @@ def states_in(database: Database) -> Iterator[LedgerRow]:
 
 @dataclass(frozen=True, slots=True)
 class DamagedKeys:
-    """Rows with first <= key < end are lost, or some of them. why: what the database said."""
+    """Rows with first <= key < end are lost, or some of them. why: what the database reported."""
 
     first: bytes
     end: bytes

@@ -72,13 +72,13 @@ async def decommission(
             if await forget_stopped(metadata, marks, bookie, cookie):
                 return first
             continue
-        told: Draining | None = None
+        reported: Draining | None = None
         for _ in range(_SCAN_LOOKS):
             summary = await marks.summary()
             named = summary.bookies.get(bookie, 0) if summary.is_whole else scanned.named
             left = named + scanned.unread
-            if (now := Draining(left, await _reason(metadata, marks, scanned))) != told:
-                told = now
+            if (now := Draining(left, await _reason(metadata, marks, scanned))) != reported:
+                reported = now
                 progress(now)
             await asyncio.sleep(look_s)
             if left == scanned.unread:

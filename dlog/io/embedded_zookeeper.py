@@ -324,19 +324,19 @@ class EmbeddedZooKeeper:
                     code = running.process.poll()
                     if code is not None:
                         raise ZooKeeperStartError(
-                            f"the ZooKeeper server ended during its start: code={code} said={self.last_words()}"
+                            f"the ZooKeeper server ended during its start: code={code} output={self.last_words()}"
                         )
                     await asyncio.sleep(0.02)
         except TimeoutError:
             raise ZooKeeperStartError(
-                f"the ZooKeeper server does not serve after {START_TIMEOUT_S:g} s: said={self.last_words()}"
+                f"the ZooKeeper server does not serve after {START_TIMEOUT_S:g} s: output={self.last_words()}"
             ) from None
 
-    def _explained(self, said: str) -> str:
-        if "java.lang.OutOfMemoryError" not in said:
-            return said
+    def _explained(self, output: str) -> str:
+        if "java.lang.OutOfMemoryError" not in output:
+            return output
         return (
-            f"{said} | its heap is full: it has {self.heap_mib} MiB, enough for about "
+            f"{output} | its heap is full: it has {self.heap_mib} MiB, enough for about "
             f"{self.heap_mib * STREAMS_PER_HEAP_MIB:,} streams; stop it and start it with a larger one "
             f"(--zookeeper-heap-mib of `dlog up`, --heap-mib of python -m dlog.io.embedded_zookeeper)"
         )
@@ -385,8 +385,8 @@ def _tail(output: Path) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return "nothing"
-    told = [line for line in lines if line.strip() and not line.startswith(("SLF4J", "\tat ", "    at "))]
-    return " | ".join(line.strip()[:300] for line in told[-3:]) or "nothing"
+    kept = [line for line in lines if line.strip() and not line.startswith(("SLF4J", "\tat ", "    at "))]
+    return " | ".join(line.strip()[:300] for line in kept[-3:]) or "nothing"
 
 
 # ---- python -m dlog.io.embedded_zookeeper ----------------------------------------------------------------------
@@ -404,7 +404,7 @@ async def _serve(directory: Path, host: str, port: int, jars: Path | None, heap_
             await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
             code = ended.result() if ended.done() else 0
             if ended.done():
-                sys.stderr.write(f"zookeeper ended: code={code} said={server.last_words()}\n")
+                sys.stderr.write(f"zookeeper ended: code={code} output={server.last_words()}\n")
             ended.cancel()
             stopping.cancel()
     return code

@@ -93,13 +93,13 @@ class EventTrace:
             return
         get = _outliners.get
         outliner = get(fact.__class__, outline)
-        told: list[Any] | tuple[()] = ()
+        outlined: list[Any] | tuple[()] = ()
         if effects:
-            told = []
+            outlined = []
             for effect in effects:
                 outline_it = get(effect.__class__, outline)
-                told.append(effect if outline_it is None else outline_it(effect))
-        pairs.append((fact if outliner is None else outliner(fact), told))
+                outlined.append(effect if outline_it is None else outline_it(effect))
+        pairs.append((fact if outliner is None else outliner(fact), outlined))
         most = self._pairs_max if self._pairs_max < _share.pairs else _share.pairs
         if len(pairs) > most + (most >> 3):  # in bulk, because each deletion moves all pairs that stay
             del pairs[: len(pairs) - most]
@@ -122,8 +122,8 @@ class EventTrace:
                 of_what = "" if brought is type(None) else f" of {brought.__name__}"
                 lines.append(f"  {fact.__name__}{of_what}: {', '.join(kind.__name__ for kind in led_to) or 'nothing'}")
                 continue
-            told, effects = pair
-            lines.append(f"  {_render(told)}")
+            outlined, effects = pair
+            lines.append(f"  {_render(outlined)}")
             lines.extend(f"      {_render(effect)}" for effect in effects)
         return "\n".join(lines)
 
@@ -153,14 +153,14 @@ def _make(cls: type) -> _Outliner | None:
     if issubclass(cls, _BUFFERS):
         return lambda value: _Bytes(len(value))
     if issubclass(cls, BaseException):
-        return lambda value: _Said(f"{cls.__name__}({value})")
+        return lambda value: _Text(f"{cls.__name__}({value})")
     if issubclass(cls, tuple) and _holds_plain_fields(cls):
         return None
     if issubclass(cls, tuple | list):
         return lambda value: [outline(item) for item in value[:16]]
     if dataclasses.is_dataclass(cls):
         return _make_dataclass(cls)
-    return lambda value: _Said(f"<{cls.__name__}>")
+    return lambda value: _Text(f"<{cls.__name__}>")
 
 
 def _holds_plain_fields(cls: type) -> bool:
@@ -238,7 +238,7 @@ class _Bytes:
         return f"<{self.length} B>"
 
 
-class _Said(str):
+class _Text(str):
     __slots__ = ()
 
     def __repr__(self) -> str:

@@ -128,5 +128,5 @@ class HttpServer:
         return _json(404, {"paths": ["/metrics", *self._pages]})
 
 
-def _json(status: int, told: dict[str, object]) -> tuple[int, str, bytes]:
-    return status, "application/json", json.dumps(told).encode() + b"\n"
+def _json(status: int, body: dict[str, object]) -> tuple[int, str, bytes]:
+    return status, "application/json", json.dumps(body).encode() + b"\n"

@@ -404,8 +404,8 @@ class LedgerDirCheck:
         for log in self.logs.values():
             path = self._path(log_name(log.named.log))
             for damage in log.damage:
-                is_told = damage in log.used_damage or (damage.end == log.end and not log.is_whole)
-                if not is_told and (log.has_contents or not self._is_contents(log, damage)):
+                is_reported = damage in log.used_damage or (damage.end == log.end and not log.is_whole)
+                if not is_reported and (log.has_contents or not self._is_contents(log, damage)):
                     why = f"damaged bytes at offset {damage.offset} that no index row points to"
                     self._found.add(FindingKind.UNUSED, path, why)
 

@@ -237,8 +237,8 @@ class Brokers:
             [(topic, 1, replication_factor, [], list(configs.items()))], self._timeout_ms // 2, False
         )
         answer = await self._ask(self._address(self._controller), request, slow=True)
-        for _, code, *told in answer.topic_errors:
-            why = f"{_name(code)}: {told[0] if told and told[0] else 'no reason given'}"
+        for _, code, *details in answer.topic_errors:
+            why = f"{_name(code)}: {details[0] if details and details[0] else 'no reason given'}"
             if code == _TOPIC_EXISTS:
                 raise TopicExistsError(f"there is a topic of this name: topic={topic}")
             if code == _INVALID_REPLICATION_FACTOR:
@@ -359,7 +359,7 @@ class Brokers:
         return address
 
     async def _described(self, topic: str) -> list[TopicLayout | None]:
-        """What each broker that answers tells of a topic; of those in the cluster, once they are known."""
+        """What each broker that answers reports of a topic; of those in the cluster, once they are known."""
         found: list[TopicLayout | None] = []
         failed: BrokerFailedError | None = None
         for address in list(self._nodes.values()) or self._addresses():
@@ -420,7 +420,7 @@ class Brokers:
 
 
 def _check(code: int, topic: str) -> None:
-    """Raise unless the code tells success."""
+    """Raise unless the code means success."""
     if not code:
         return
     if code in _UNAUTHORIZED:

@@ -139,7 +139,7 @@ class TopicProducer:
                 raise self._unknown("the producer was closed after another append")
             offset = int(queued.result().offset)
             if offset < 0:  # DUPLICATE_SEQUENCE: the broker has the batch, but not its offset any more
-                raise self._unknown("the broker does not tell the offset of the batch")
+                raise self._unknown("the broker does not send the offset of the batch")
             return offset
         except KafkaError as error:
             self.is_ended = True

@@ -164,8 +164,8 @@ def unsafe_settings(
 def refuse_unsafe(topic: str, found: Sequence[UnsafeSetting]) -> None:
     """Raises UnsafeTopicError if there is anything to refuse."""
     if found:
-        told = "; ".join(f"{one.setting} is {one.found}, must be {one.wanted}, run: {one.mend}" for one in found)
-        raise UnsafeTopicError(f"the topic's settings could lose or reorder records: topic={topic}: {told}")
+        problems = "; ".join(f"{one.setting} is {one.found}, must be {one.wanted}, run: {one.mend}" for one in found)
+        raise UnsafeTopicError(f"the topic's settings could lose or reorder records: topic={topic}: {problems}")
 
 
 def _is_safe(setting: str, value: str, wanted: str) -> bool:

@@ -6,7 +6,7 @@ Invariants:
 - Deleted ("buried") ledgers are listed in the file GONE, replaced as a whole and durable before their entries are
   touched. From then on lookups, merges and compactions skip what index and logs still hold of them.
 - Ledgers whose entries were once removed from the index, since their copies were moved to other bookies, are listed in
-  the file MOVED. Of these only the index tells what of an entry log is live.
+  the file MOVED. Of these only the index shows what of an entry log is live.
 - One thread flushes, merges, buries and collects; any thread may look up.
 """
 

@@ -207,7 +207,7 @@ class Membership(MetadataSession, Protocol):
         A change to or from read-only creates the new znode before it deletes the old one. known: awaited before each
         creation, also in later sessions; the znode is created only if the cookie still has the version that it
         returned. If it raises CookieError in a later session, the bookie is not registered any more: the check must
-        tell its owner.
+        notify its owner.
         """
         ...
 

@@ -183,7 +183,7 @@ class MetadataStreamReader:
             self.position = of(segment.number + 1, 0, 0)
             await self._leave()
         elif reader.end is not None:
-            await self.wait_change(wait_s)  # it was ended just now: metadata will tell
+            await self.wait_change(wait_s)  # it was ended just now: metadata will show it
         return []
 
     async def _reader(self, segment: Segment) -> SegmentReader:

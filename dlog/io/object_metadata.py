@@ -70,13 +70,13 @@ class OperationSender(Protocol):
         ...
 
     def offer_image(self, point: Callable[[], ReplayPoint | None]) -> None:
-        """A controller that begins in this process may go on from what this process knows. point: tells how far that
+        """A controller that begins in this process may go on from what this process knows. point: shows how far that
         is."""
         ...
 
     async def send(self, operation: bytes) -> bytes:
         """Send an encoded operation and return the encoded answer; one attempt. Raises errors, whose outcome_unknown
-        tells whether it may have been carried out. The next attempt takes another way."""
+        shows whether it may have been carried out. The next attempt takes another way."""
         ...
 
 
@@ -170,7 +170,7 @@ class ProxySender:
         try:
             async with asyncio.timeout(self._attempt_s):
                 link = await self._connected(address)
-                told = await link.ask(lambda number: ObjectsAsk(number, suspect, operation))
+                reply = await link.ask(lambda number: ObjectsAsk(number, suspect, operation))
         except TimeoutError:
             self._fail(address, link)
             raise RequestTimeoutError(f"the proxy does not answer: address={address}") from None
@@ -179,7 +179,7 @@ class ProxySender:
             raise
         self._owner = address
         self.controller_answered(address)
-        parts = told.get("answer") if isinstance(told, dict) else None
+        parts = reply.get("answer") if isinstance(reply, dict) else None
         if not isinstance(parts, list) or not all(isinstance(part, bytes) for part in parts):
             raise UnavailableError(f"the proxy's answer is not one to an operation: address={address}")
         return b"".join(parts)
@@ -376,7 +376,7 @@ class ObjectMetadataClient:
         """Have the controller decide an operation; once it returns Done(version), `wait_version` waits for its effect.
 
         Raises the controller's refusals (dlog/objects/errors.py); OperationTooLargeError; StoreUnavailableError after
-        the deadline, whose outcome_unknown tells whether it may have been recorded. Cancelling stops the wait only.
+        the deadline, whose outcome_unknown shows whether it may have been recorded. Cancelling stops the wait only.
         """
         self._wanted.set()
         if isinstance(operation, _LARGE):

@@ -35,7 +35,7 @@ _KEEP_BYTES = 128 << 20  # up to this much freed memory stays with the process i
 _MMAP_BYTES = 32 << 20  # glibc's upper limit: smaller buffers come from the heap
 
 STALL_S = 0.005
-STALL_TOLD_S = 0.25
+STALL_REPORTED_S = 0.25
 _STALL_EVERY_S = 0.1
 
 
@@ -71,19 +71,19 @@ def _exit_code(main: Callable[[], Awaitable[int]]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except DLogError as error:
-        return _say(error)
+        return _print_error(error)
     except OSError as error:
         if not names_file(error):
             raise
-        return _say_file(error)
+        return _print_file_error(error)
     except BaseExceptionGroup as group:
         errors = list(_leaves(group))
         if all(names_file(error) for error in errors):
-            return _say_file(errors[0])
-        told = [error for error in errors if isinstance(error, DLogError)]
-        if len(told) != len(errors):
+            return _print_file_error(errors[0])
+        known = [error for error in errors if isinstance(error, DLogError)]
+        if len(known) != len(errors):
             raise
-        return _say(told[0])
+        return _print_error(known[0])
 
 
 def _fill_standard_descriptors() -> None:
@@ -221,16 +221,16 @@ class StallWatch:
 def _report_stall(late_s: float) -> None:
     metrics.LOOP_STALLS.inc()
     metrics.LOOP_STALL_SECONDS.inc(late_s)
-    if late_s > STALL_TOLD_S:
+    if late_s > STALL_REPORTED_S:
         logs.log_event(LoopStalled(round(late_s * 1000, 1)))
 
 
-def _say(error: DLogError) -> int:
+def _print_error(error: DLogError) -> int:
     sys.stderr.write(f"{type(error).__name__}: {error.message}\n")
     return 2 if isinstance(error, ConfigError) or error.remedy is Remedy.FIX else 1
 
 
-def _say_file(error: BaseException) -> int:
+def _print_file_error(error: BaseException) -> int:
     assert isinstance(error, OSError)
     sys.stderr.write(f"{type(error).__name__}: {describe_error(error)}; {remedy_for(error)}\n")
     return 2 if is_misuse(error) else 1

@@ -57,7 +57,7 @@ class RebalanceProgress:
 @dataclass(frozen=True, slots=True)
 class Rebalanced:
     """The result. moved_bytes: of payload. spread_before, spread: at first and now. shares: of each bookie now.
-    reason: why it ended. skipped: ledgers that could not be moved, by reason. unknown: bookies that did not tell how
+    reason: why it ended. skipped: ledgers that could not be moved, by reason. unknown: bookies that did not report how
     much space they have, and so took no part."""
 
     ledgers: int
@@ -150,14 +150,14 @@ class _Rebalancing:
         self._balance = balance
 
     async def _disk(self, info: BookieInfo) -> DiskSize | None:
-        """None: the bookie did not tell."""
+        """None: the bookie did not report it."""
         try:
-            told = await read_space(info.host, info.port, SPACE_TIMEOUT_S, self._ledgers.tls)
+            reply = await read_space(info.host, info.port, SPACE_TIMEOUT_S, self._ledgers.tls)
         except (OSError, ConnectionLostError, ProtocolError):  # a timeout is an OSError too
             return None
-        if told.code is not Code.OK or told.total_bytes is None or told.free_bytes is None:
+        if reply.code is not Code.OK or reply.total_bytes is None or reply.free_bytes is None:
             return None
-        return DiskSize(told.total_bytes, told.free_bytes)
+        return DiskSize(reply.total_bytes, reply.free_bytes)
 
     async def _all(self) -> AsyncGenerator[tuple[LedgerId, LedgerMetadata]]:
         """All ledgers whose metadata can be read."""

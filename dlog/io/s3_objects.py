@@ -126,8 +126,8 @@ class S3Objects:
         for bucket in sorted({location.authority for location in locations}):
             some = [location for location in locations if location.authority == bucket]
             for at in range(0, len(some), _DELETE_MAX):
-                told = {"Objects": [{"Key": _key(one)} for one in some[at : at + _DELETE_MAX]], "Quiet": True}
-                answer = await self._ask(some[at], DELETE, partial(client.delete_objects, Bucket=bucket, Delete=told))
+                batch = {"Objects": [{"Key": _key(one)} for one in some[at : at + _DELETE_MAX]], "Quiet": True}
+                answer = await self._ask(some[at], DELETE, partial(client.delete_objects, Bucket=bucket, Delete=batch))
                 for failure in answer.get("Errors", ()):
                     if failure.get("Code") not in _NO_OBJECT:
                         raise _error_of(failure, f"s3://{bucket}/{failure.get('Key')}")
@@ -141,8 +141,8 @@ class S3Objects:
             some = {} if limit is None else {"MaxKeys": min(limit, _LIST_MAX)}
             request = partial(client.list_objects_v2, Bucket=folder.authority, Prefix=_prefix(folder), **some, **more)
             page = await self._ask(folder, LIST, request)
-            for told in page.get("Contents", ()):
-                yield Found(_location(folder, told["Key"]), told["Size"], _unix_ms(told["LastModified"]))
+            for item in page.get("Contents", ()):
+                yield Found(_location(folder, item["Key"]), item["Size"], _unix_ms(item["LastModified"]))
             limit = None if limit is None else limit - len(page.get("Contents", ()))
             more = {"ContinuationToken": page.get("NextContinuationToken")}
             if not page.get("IsTruncated"):
@@ -154,8 +154,8 @@ class S3Objects:
         while True:
             request = partial(client.list_multipart_uploads, Bucket=folder.authority, Prefix=_prefix(folder), **more)
             page = await self._ask(folder, LIST, request)
-            for told in page.get("Uploads", ()):
-                yield Found(_location(folder, told["Key"]), 0, _unix_ms(told["Initiated"]), told["UploadId"])
+            for upload in page.get("Uploads", ()):
+                yield Found(_location(folder, upload["Key"]), 0, _unix_ms(upload["Initiated"]), upload["UploadId"])
             if not page.get("IsTruncated"):
                 return
             more = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
@@ -184,8 +184,8 @@ class S3Objects:
             answer = await client.get_object(Bucket=location.authority, Key=_key(location), Range=wanted)
             async with answer["Body"] as body:
                 data: bytes = await body.read()
-            told = str(answer.get("ContentRange", "")).rpartition("/")[2]
-            return data, int(told) if told.isdecimal() else len(data)
+            size = str(answer.get("ContentRange", "")).rpartition("/")[2]
+            return data, int(size) if size.isdecimal() else len(data)
 
         try:
             return await self._ask(location, GET, get)
@@ -296,10 +296,10 @@ class S3Writer:
     async def _put(self, number: int, body: UploadBody) -> str | StoreError:
         try:
             part = {"UploadId": self._upload, "PartNumber": number, "Body": body}
-            told = await self._ask(self._location, PUT, partial(self._client.upload_part, **self._where, **part))
+            reply = await self._ask(self._location, PUT, partial(self._client.upload_part, **self._where, **part))
         except StoreError as error:
             return error
-        return str(told["ETag"])
+        return str(reply["ETag"])
 
     async def _sent(self) -> None:
         """Wait until the part being uploaded has arrived."""
@@ -405,8 +405,8 @@ def _errors(location: Location | str) -> Iterator[None]:
         raise StoreUnavailableError(f"S3 cannot be reached: {error}: location={location}") from error
 
 
-def _error_of(told: Mapping[str, Any], location: Location | str) -> Exception:
-    code, text = str(told.get("Code", "")), f"{told.get('Message', 'no reason')}: location={location}"
+def _error_of(error: Mapping[str, Any], location: Location | str) -> Exception:
+    code, text = str(error.get("Code", "")), f"{error.get('Message', 'no reason')}: location={location}"
     if code in ("InvalidRange", "416"):
         return _OutOfRangeError(text)
     if code in ("PreconditionFailed", "412"):

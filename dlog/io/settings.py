@@ -87,11 +87,11 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
     """Add a flag `--name-of-option VALUE` for each option. A boolean flag without a value means true."""
     for field in dataclasses.fields(cls):
         flag = "--" + field.name.replace("_", "-")
-        told = f"{field.metadata.get('about', '')} (default {field.default!r})".strip().replace("%", "%%")
+        help_text = f"{field.metadata.get('about', '')} (default {field.default!r})".strip().replace("%", "%%")
         if isinstance(field.default, bool):
-            parser.add_argument(flag, nargs="?", const=True, metavar="BOOL", help=told)
+            parser.add_argument(flag, nargs="?", const=True, metavar="BOOL", help=help_text)
         else:
-            parser.add_argument(flag, metavar=type(field.default).__name__.upper(), help=told)
+            parser.add_argument(flag, metavar=type(field.default).__name__.upper(), help=help_text)
 
 
 def configured(role: str, options: Any, config_path: str | Path | None) -> ProcessConfigured:

@@ -91,11 +91,11 @@ class WebHdfsObjects:
 
     async def _each(self, folder: Location) -> AsyncIterator[Found]:
         try:
-            told = await asyncio.to_thread(self.ask, folder, "GET", "LISTSTATUS")
+            reply = await asyncio.to_thread(self.ask, folder, "GET", "LISTSTATUS")
         except SegmentNotFoundError:
             return
         files, folders = {}, set()
-        for status in told["FileStatuses"]["FileStatus"]:
+        for status in reply["FileStatuses"]["FileStatus"]:
             below = folder.below(status["pathSuffix"]) if status["pathSuffix"] else folder
             if status["type"] == "DIRECTORY":
                 folders.add(below)
@@ -252,13 +252,13 @@ class WebHdfsWriter:
             self._connection.send(b"0\r\n\r\n")
             answer = self._connection.getresponse()
             with contextlib.closing(answer):
-                said = answer.read(MiB)
+                body = answer.read(MiB)
         except (OSError, http.client.HTTPException) as error:
             raise StoreUnavailableError(f"lost the DataNode: {error}: location={self._location}") from error
         finally:
             self._connection.close()
         if answer.status >= 300:
-            failure = _error_of(answer.status, said, self._location)
+            failure = _error_of(answer.status, body, self._location)
             known = isinstance(failure, StoreError)
             raise failure if known else StoreUnavailableError(f"{failure}: location={self._location}")
         if self._rename():
@@ -279,11 +279,11 @@ class _OutOfRangeError(Exception):
     """The object ends before the range."""
 
 
-def _error_of(status: int, said: bytes, location: Location) -> Exception:
-    told: Any = {}
+def _error_of(status: int, body: bytes, location: Location) -> Exception:
+    fields: Any = {}
     with contextlib.suppress(StoreUnavailableError):
-        told = _map_of(said).get("RemoteException", {})
-    name, text = str(told.get("exception", "")), str(told.get("message", "")).partition("\n")[0][:300]
+        fields = _map_of(body).get("RemoteException", {})
+    name, text = str(fields.get("exception", "")), str(fields.get("message", "")).partition("\n")[0][:300]
     if name == "StandbyException":
         return _StandbyError(text)
     if name == "FileNotFoundException" or (status == 404 and not name):
@@ -308,12 +308,12 @@ def _map_of(data: bytes) -> dict[str, Any]:
     if not data:
         return {}
     try:
-        told = json.loads(data)
+        reply = json.loads(data)
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
+        reply = None
+    if not isinstance(reply, dict):
         raise StoreUnavailableError(f"the server does not speak WebHDFS; check the address: reply={data[:80]!r}")
-    return told
+    return reply
 
 
 def _target(url: str) -> str:

@@ -383,7 +383,7 @@ class ZooKeeper:
             self._expiry = None
         for scheme, credential in self._credentials:
             request = protocol.AuthRequest(type=0, scheme=scheme, auth=credential)
-            connection.tell(request, decode_nothing, drop_if_refused(connection), scheme, xid=XID_AUTH)
+            connection.submit(request, decode_nothing, drop_if_refused(connection), scheme, xid=XID_AUTH)
         self._watches.set_all(connection, is_new_session=not same)
         self._enter(SessionState.CONNECTED)
         self._attached.set()
@@ -399,13 +399,13 @@ class ZooKeeper:
                 self._contact_s = connection.last_answered_s
                 connection.drop("nothing answered for a whole session timeout")
                 self._lose("out of contact")
-            elif now_s - connection.heard_s >= silence_s:
+            elif now_s - connection.last_received_s >= silence_s:
                 connection.drop(f"silent for {silence_s:.1f} s")
             else:
                 if now_s >= next_ping_s:
                     connection.ping()
                     next_ping_s = now_s + ping_s
-                wait_s = min(next_ping_s, connection.heard_s + silence_s) - now_s
+                wait_s = min(next_ping_s, connection.last_received_s + silence_s) - now_s
                 await asyncio.wait((connection.closed,), timeout=max(wait_s, 0.001))
 
     def _detach(self, connection: Connection) -> None:

@@ -25,7 +25,7 @@ class AuditorElection:
         self._zk = zk
         self._paths = paths
         self._vote = encode_holder(name)
-        self._told_generation = -1  # session in which this process was last announced as the auditor
+        self._announced_generation = -1  # session in which this process was last announced as the auditor
 
     async def is_elected(self) -> bool:
         """Vote if this session has no vote, and look whether it is the lowest. Raises MetadataUnavailableError.
@@ -41,9 +41,9 @@ class AuditorElection:
         numbers = [number for name in names if (number := _number(f"{self._paths.election}/{name}")) is not None]
         if not numbers or min(numbers) not in map(_number, mine):
             return False
-        if self._told_generation != generation:
+        if self._announced_generation != generation:
             await self._zk.set(self._paths.election, self._vote, ANY_VERSION)
-            self._told_generation = generation
+            self._announced_generation = generation
         return True
 
 

@@ -274,12 +274,12 @@ class MemberList:
 
 
 def encode_proxy(info: ProxyInfo) -> bytes:
-    told = {"address": info.address}
+    fields = {"address": info.address}
     if info.peer_address:
-        told["peer"] = info.peer_address
+        fields["peer"] = info.peer_address
     if info.location != DEFAULT_LOCATION:
-        told["location"] = str(info.location)
-    return json.dumps(told, separators=(",", ":")).encode()
+        fields["location"] = str(info.location)
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def _bookies(found: Iterable[tuple[str, bytes]]) -> dict[BookieId, BookieInfo]:
@@ -298,15 +298,15 @@ def _proxies(role: str, found: Iterable[tuple[str, bytes]]) -> dict[ProxyId, Pro
     proxies: dict[ProxyId, ProxyInfo] = {}
     for name, data in found:
         try:
-            told = json.loads(data)
-            address, peer = told["address"], told.get("peer", "")
+            fields = json.loads(data)
+            address, peer = fields["address"], fields.get("peer", "")
             if not address:
                 continue
             check_address(address)
             check_address(peer)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue  # its registration has no usable address: not a member
-        proxies[ProxyId(name)] = ProxyInfo(ProxyId(name), role, address, peer, _location(told.get("location")))
+        proxies[ProxyId(name)] = ProxyInfo(ProxyId(name), role, address, peer, _location(fields.get("location")))
     return proxies
 
 

@@ -419,7 +419,7 @@ class Connection(asyncio.Protocol):
         self._xid = 0
         self.closed: asyncio.Future[str] = self._loop.create_future()
         self.last_zxid = 0
-        self.heard_s = self._loop.time()
+        self.last_received_s = self._loop.time()
         self.last_answered_s = 0.0  # send time of the newest request that has a reply
 
     @property
@@ -476,10 +476,10 @@ class Connection(asyncio.Protocol):
             else:
                 future.set_result(value)
 
-        self.tell(request, decode, done, path, xid=xid)
+        self.submit(request, decode, done, path, xid=xid)
         return future
 
-    def tell(self, request: Any, decode: Decode, done: Done, path: str = "", *, xid: int = 0) -> None:
+    def submit(self, request: Any, decode: Decode, done: Done, path: str = "", *, xid: int = 0) -> None:
         """Send a request; `done(value, error)` is called exactly once, synchronously with the reply or failure."""
         call = _Call(done, decode, path, self._loop.time())
         if self.is_closed:
@@ -497,12 +497,12 @@ class Connection(asyncio.Protocol):
         self._write(frame)
 
     def ping(self) -> None:
-        """Send a ping; its reply moves `heard_s` and `last_answered_s`."""
+        """Send a ping; its reply moves `last_received_s` and `last_answered_s`."""
 
         def done(_: Any, __: Exception | None) -> None:
             return None
 
-        self.tell(protocol.PingRequest(), decode_nothing, done, xid=XID_PING)
+        self.submit(protocol.PingRequest(), decode_nothing, done, xid=XID_PING)
 
     def drop(self, reason: str) -> None:
         """Close at once and fail every pending request. Idempotent."""
@@ -528,7 +528,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self.heard_s = self._loop.time()
+        self.last_received_s = self._loop.time()
         self._in += data
         offset = 0
         while len(self._in) - offset >= _SIZE.size:

@@ -410,8 +410,8 @@ class ZooKeeperStreams:
         mirror.complete = self._zk.tree_is_watched(root) and known == first[0][1].children
         if mirror.touched or [_stat(item) for item in first[:2]] != [_stat(item) for item in last]:
             return None
-        told = len(mirror.nodes), mirror.moves, mirror.owner, mirror.incarnation
-        if told != (first[0][1].children, first[0][1].cversion, owner, incarnation):
+        mirrored = len(mirror.nodes), mirror.moves, mirror.owner, mirror.incarnation
+        if mirrored != (first[0][1].children, first[0][1].cversion, owner, incarnation):
             mirror.complete = False
             return None
         return _versioned(stream, first, mirror)

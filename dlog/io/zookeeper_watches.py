@@ -92,7 +92,7 @@ class Watches:
         self._connection: Connection | None = None
         self._paths: dict[str, _Watched] = {}
         self._trees: dict[str, _Tree] = {}
-        self._heard_zxid = 0  # up to which every watch of this session has reported
+        self._reported_zxid = 0  # up to which every watch of this session has reported
         self._unanswered = 0  # pending SetWatches requests of `set_all` on this connection
         self._again: asyncio.TimerHandle | None = None
 
@@ -130,7 +130,7 @@ class Watches:
             self._trees.pop(path, None)
             if self._connection is not None:
                 request = protocol.RemoveWatchesRequest(path=path, type=_REMOVE_ANY)
-                self._connection.tell(request, decode_nothing, _whatever, path)
+                self._connection.submit(request, decode_nothing, _whatever, path)
 
     def tree_is_set(self, path: str) -> bool:
         """Whether every change below `path` since the last call with None is reported."""
@@ -167,7 +167,7 @@ class Watches:
             self._again.cancel()
             self._again = None
         if connection is not None and not self._unanswered:
-            self._heard_zxid = max(self._heard_zxid, connection.last_zxid)
+            self._reported_zxid = max(self._reported_zxid, connection.last_zxid)
         for tree in self._trees.values():
             if tree.is_set and connection is not None:
                 tree.reported_zxid = max(tree.reported_zxid, connection.last_zxid)
@@ -175,7 +175,7 @@ class Watches:
 
     def session_lost(self) -> None:
         """Notify all subscribers: any change may follow a lost session."""
-        self._heard_zxid = 0
+        self._reported_zxid = 0
         for watched in self._paths.values():
             _notify(watched.data)
             _notify(watched.children)
@@ -191,12 +191,12 @@ class Watches:
         self._unanswered = len(chunks)
         for chunk in chunks:
             request = protocol.SetWatchesRequest(
-                relative_zxid=_ZXID_MAX if is_new_session else self._heard_zxid,
+                relative_zxid=_ZXID_MAX if is_new_session else self._reported_zxid,
                 data_watches=[path for kind, path in chunk if kind == _DATA],
                 exist_watches=[path for kind, path in chunk if kind == _EXIST],
                 child_watches=[path for kind, path in chunk if kind == _CHILD],
             )
-            connection.tell(request, decode_nothing, self._chunk_set(connection), xid=XID_SET_WATCHES)
+            connection.submit(request, decode_nothing, self._chunk_set(connection), xid=XID_SET_WATCHES)
         for path, watched in self._paths.items():
             whole = watched.is_whole
             self._set(path, watched)
@@ -234,7 +234,7 @@ class Watches:
                 elif not watched.node_set:
                     self._set_node(path, watched, connection)  # watch for its creation first
 
-            connection.tell(protocol.GetChildrenRequest(path=path, watch=True), decode_nothing, done, path)
+            connection.submit(protocol.GetChildrenRequest(path=path, watch=True), decode_nothing, done, path)
 
     def _set_node(self, path: str, watched: _Watched, connection: Connection) -> None:
         watched.node_set = _ASKED
@@ -246,7 +246,7 @@ class Watches:
                 self._set(path, watched)  # the znode was created in between
                 _notify(watched.children)
 
-        connection.tell(protocol.ExistsRequest(path=path, watch=True), decode_stat, done, path)
+        connection.submit(protocol.ExistsRequest(path=path, watch=True), decode_stat, done, path)
 
     def _set_tree(self, path: str, tree: _Tree) -> None:
         tree.is_set = False
@@ -259,7 +259,7 @@ class Watches:
             if error is not None:
                 self._refused(connection)
 
-        connection.tell(AddWatchRequest(path=path, mode=_PERSISTENT_RECURSIVE), decode_nothing, done, path)
+        connection.submit(AddWatchRequest(path=path, mode=_PERSISTENT_RECURSIVE), decode_nothing, done, path)
 
     def _set_trees(self, connection: Connection, trees: dict[str, _Tree]) -> None:
         """Set many tree watches in one request."""
@@ -278,7 +278,7 @@ class Watches:
             persistent_watches=[],
             persistent_recursive_watches=list(trees),
         )
-        connection.tell(request, decode_nothing, done, xid=XID_SET_WATCHES)
+        connection.submit(request, decode_nothing, done, xid=XID_SET_WATCHES)
 
     def _answered(self, watched: _Watched, connection: Connection, error: Exception | None) -> None:
         """A watch was set or refused. Notify subscribers once all are set after a refusal."""

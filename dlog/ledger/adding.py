@@ -120,7 +120,7 @@ class AddingOptions:
     ack_quorum_timeout_s: float = 0.0  # for the oldest entry, whatever was replaced meanwhile; 0: none
     early_entries_max: int = 5_000  # a given entry id is at most so far above the last entry that was sent
     unforced_entries_max: int = 10_000  # with deferred sync: kept in memory until a force
-    explicit_lac_s: float = 0.0  # after which bookies are told a LAC that no entry has carried; 0: never. v3 only
+    explicit_lac_s: float = 0.0  # after which bookies are sent a LAC that no entry has carried; 0: never. v3 only
 
 
 DELAY_TICKS = 3  # of timer "delay" in delay_max_s
@@ -153,10 +153,10 @@ class LedgerAdder:
         "_quorum_ticks",
         "_replaced",
         "_replacement_due",
+        "_reported_lost",
         "_sent_lac",
         "_suspects",
         "_timers",
-        "_told_lost",
         "_update",
         "_vetted",
         "_window",
@@ -201,7 +201,7 @@ class LedgerAdder:
         self._foreign: frozenset[BookieId] = _NONE  # hold another ledger under this id
         self._fruitless = 0  # retries in a row that found no replacement
         self._sent_lac = NO_ENTRY  # the highest that an entry or an explicit LAC has carried
-        self._told_lost: frozenset[BookieId] = _NONE
+        self._reported_lost: frozenset[BookieId] = _NONE
         self._timers: tuple[str, ...] = ()
         self._quorum_ticks = -1  # of timer "quorum" since `_quorum_lac` was confirmed; -1: it does not run
         self._quorum_lac = NO_ENTRY
@@ -387,8 +387,8 @@ class LedgerAdder:
         lac = self._window.lac
         if lac > self._sent_lac:
             self._sent_lac = lac
-            told = WriteLac(self.ledger, lac, self._digest.master_key, self._digest.pack_lac(lac))
-            self._effects += [Send(bookie, told) for bookie in self._metadata.fragments[-1].ensemble]
+            message = WriteLac(self.ledger, lac, self._digest.master_key, self._digest.pack_lac(lac))
+            self._effects += [Send(bookie, message) for bookie in self._metadata.fragments[-1].ensemble]
 
     def _note_metadata(self, fact: MetadataSeen) -> None:
         match self._update.handle(fact, self._effects):
@@ -447,7 +447,7 @@ class LedgerAdder:
             replaced = tuple((a, b) for a, b in zip(old, last.ensemble, strict=True) if a != b)
             self.ensemble_changes += 1
             self._quarantine |= {a for a, _ in replaced}
-            self._told_lost -= set(old)
+            self._reported_lost -= set(old)
             self._effects += self._window.adopt(last.ensemble)
             self._suspects = {bookie: ticks for bookie, ticks in self._suspects.items() if bookie in last.ensemble}
             self._effects.append(Emit(EnsembleChanged(self.ledger, last.first_entry, replaced)))
@@ -480,9 +480,9 @@ class LedgerAdder:
     def _replace_failed(self) -> None:
         """Replace failed members if there are candidates, else go on while Qa members remain."""
         window = self._window
-        news = [bookie for bookie in window.failed if bookie not in self._told_lost]
+        news = [bookie for bookie in window.failed if bookie not in self._reported_lost]
         for bookie in news:
-            self._told_lost |= {bookie}
+            self._reported_lost |= {bookie}
             self._effects.append(Emit(BookieLost(bookie, window.failed[bookie])))
         if self._options.delayed_change:
             self._suspects = dict.fromkeys(window.failed, 0) | self._suspects
@@ -544,16 +544,16 @@ class LedgerAdder:
         ensemble = _with_members(now, found)
         if not found or not self._placement.allows(quorum, now, ensemble):
             return None
-        if shortage := self._placement.shortage(quorum, ensemble):  # told first: a write may take effect unnoticed
-            told = PlacementNotKept(self.ledger, EntryId(self.lac + 1), ensemble, shortage)
-            self._effects.append(Emit(told))
+        if shortage := self._placement.shortage(quorum, ensemble):  # reported first: a write may take effect unnoticed
+            event = PlacementNotKept(self.ledger, EntryId(self.lac + 1), ensemble, shortage)
+            self._effects.append(Emit(event))
         return self._metadata.with_ensemble(EntryId(self.lac + 1), ensemble)
 
     def _readmit(self) -> None:
         """No replacement was found: send again to the failed members that are writable."""
         for bookie in list(self._window.failed):
             if self._placement.is_writable(bookie):
-                self._told_lost -= {bookie}
+                self._reported_lost -= {bookie}
                 self._effects += self._window.readmit(bookie)
 
     def _next_value(self, *, settle: bool) -> LedgerMetadata:

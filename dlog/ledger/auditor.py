@@ -245,8 +245,8 @@ class Auditor:
         self._misplaced += 1
         if len(self._named) < MISPLACED_NAMED_MAX:
             first, shortage = wrong[0]
-            told = f"policy={policy}: {shortage}"
-            self._named.append(LedgerMisplaced(ledger, first.first_entry, first.ensemble, told, len(wrong)))
+            reason = f"policy={policy}: {shortage}"
+            self._named.append(LedgerMisplaced(ledger, first.first_entry, first.ensemble, reason, len(wrong)))
 
     def _at_best(self, bookie: BookieId) -> NetworkLocation:
         """Where a bookie stands; one whose location is not known has a rack and a region of its own."""

@@ -127,7 +127,7 @@ class DifferingCopies:
 class Compared:
     """Reply to Compare. All copies agree if everything is empty.
 
-    skipped: why nothing is said of copies: OPEN (only closed ledgers are compared), CHANGED or DELETED meanwhile; else
+    skipped: why no copies are reported: OPEN (only closed ledgers are compared), CHANGED or DELETED meanwhile; else
     "". missing, differing: in order of first entry. out_of_reach: bookie and reason. is_complete: whether the whole
     ledger was compared; if not, more differs than is kept.
     """

@@ -22,7 +22,7 @@ UNKNOWN = 1.0
 
 
 class DiskWeights:
-    """Free bytes of bookies, as told in rounds of questions. multiple_max: at least 1."""
+    """Free bytes of bookies, as reported in rounds of questions. multiple_max: at least 1."""
 
     def __init__(self, multiple_max: float) -> None:
         assert multiple_max >= 1.0, "no bookie is chosen less often for being emptier than the median"
@@ -31,12 +31,12 @@ class DiskWeights:
         self._silent: dict[BookieId, int] = {}  # rounds since the last answer
         self._median = 0.0
 
-    def note_round(self, asked: Collection[BookieId], told: Mapping[BookieId, int]) -> None:
-        """Take in one round: `told` has the free bytes of those of `asked` that answered. What is known of other
+    def note_round(self, asked: Collection[BookieId], reported: Mapping[BookieId, int]) -> None:
+        """Take in one round: `reported` has the free bytes of those of `asked` that answered. What is known of other
         bookies stays; those that are not registered any more are dropped by `keep`."""
         for bookie in asked:
-            if bookie in told:
-                self._free[bookie] = max(0, told[bookie])
+            if bookie in reported:
+                self._free[bookie] = max(0, reported[bookie])
                 self._silent[bookie] = 0
             elif bookie in self._free:
                 self._silent[bookie] += 1

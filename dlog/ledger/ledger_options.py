@@ -1,4 +1,4 @@
-"""Section [ledger] of a configuration: what operators tell all processes that create, write or read ledgers."""
+"""Section [ledger] of a configuration: what operators set for all processes that create, write or read ledgers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LedgerOptions(PlacementOptions):
     )
     explicit_lac_s: float = option(
         0.0,
-        "with bookie_protocol v3: a writer tells bookies its last confirmed entry by itself, if no entry has carried "
+        "with bookie_protocol v3: a writer sends bookies its last confirmed entry by itself, if no entry has carried "
         "it for so long; readers that do not ask the writer learn of the last entry before a pause. 0: never",
     )
     speculate_s: float = option(

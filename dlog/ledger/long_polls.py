@@ -4,7 +4,7 @@ Invariants:
 - a bookie has at most one long poll of the tailer;
 - a bookie is asked at most once between two ticks of the tailer's timer, so that bookies that do not wait are not
   asked faster than by plain polls;
-- what a bookie tells of the LAC beside the packet is not used.
+- what a bookie reports of the LAC beside the packet is not used.
 
 Source: BookKeeper, ReadLastConfirmedAndEntryOp, without speculative requests and without ENTRY_PIGGYBACK: so the answer
 has the last entry, whose packet proves the new LAC. The packet of a piggybacked entry proves only a LAC below itself.
@@ -36,11 +36,11 @@ class LongPolls:
         "_resting",
         "_wait_s",
         "_waiting",
-        "told",
+        "proof",
     )
 
     def __init__(self, ledger: LedgerId, wait_s: float, late_s: float) -> None:
-        self.told: tuple[EntryId, BookieId] | None = None  # a LAC, and the bookie that proved it
+        self.proof: tuple[EntryId, BookieId] | None = None  # a LAC, and the bookie that proved it
         self._ledger = ledger
         self._wait_s = wait_s
         self._late_s = late_s
@@ -93,7 +93,7 @@ class LongPolls:
         """
         ensemble = metadata.fragments[-1].ensemble
         holders = metadata.quorum.write_set(lac + _NEWS)
-        knows = self.told[1] if self.told is not None and self.told[0] == lac else None
+        knows = self.proof[1] if self.proof is not None and self.proof[0] == lac else None
         return next((i for i in holders if ensemble[i] == knows), holders[0])
 
     def answered(self, bookie: BookieId, *, refused: bool = False, failed: bool = False) -> None:

@@ -36,7 +36,7 @@ class Quarantine:
         self._until_s: dict[BookieId, float] = {}
 
     def note_failure(self, bookie: BookieId, now_s: float) -> BookieQuarantined | None:
-        """Record a failure. Returns the event to tell if it put the bookie in quarantine."""
+        """Record a failure. Returns the event to emit if it put the bookie in quarantine."""
         if not self._limit:
             return None
         is_held = self.holds(bookie, now_s)

@@ -279,7 +279,7 @@ class LedgerRepairer:
         match self._update.handle(fact, self._effects):
             case Written(value) if isinstance(self._stage, Replacing):
                 self._note_replaced(self._stage, value)
-            case Written(value) | Found(value):  # written: for an earlier request, which was told that it failed
+            case Written(value) | Found(value):  # written: for an earlier request, which was reported as failed
                 self._note_found(value)
             case Missing():
                 raise LedgerNotFoundError(f"no such ledger, never created or deleted: ledger={self.ledger}")
@@ -312,7 +312,7 @@ class LedgerRepairer:
             self._count_restart(change.new, "the ledger's placement policy does not allow it")
             self._next_stripe()
             return
-        if shortage := self._placement.shortage(value.quorum, new):  # told first: a write may take effect unnoticed
+        if shortage := self._placement.shortage(value.quorum, new):  # reported first: a write may take effect unnoticed
             self._effects.append(Emit(PlacementNotKept(self.ledger, stripe.first, new, shortage)))
         self._stage = change
         self._update.write(changed, self._effects)

@@ -155,7 +155,7 @@ class EntryRanges:
 class _Copy:
     """One entry that is being copied. asked: the bookie that was sent a read, None: none. size: payload bytes sent to
     the target, -1: none yet. failed: bookies that could not serve it in this round, with the reason; damaged: those of
-    them that said that their copy is damaged; denied: those that do not hold it."""
+    them that reported their copy as damaged; denied: those that do not hold it."""
 
     __slots__ = ("asked", "damaged", "denied", "failed", "rounds", "size")
 
@@ -381,13 +381,15 @@ class StripeCopying:
         hopeful = [b for b in sources if b not in copy.denied and not self._health.is_given_up(b)]
         if not hopeful or copy.rounds >= self._attempts_max:
             del self._copies[entry], self._unasked[entry]
-            said = {b: copy.failed.get(b, "does not hold it" if b in copy.denied else "unreachable") for b in sources}
+            reasons = {
+                b: copy.failed.get(b, "does not hold it" if b in copy.denied else "unreachable") for b in sources
+            }
             silent = [b for b in sources if b not in self._last_resort | copy.denied | copy.damaged]
             if silent:
-                self._block({bookie: said[bookie] for bookie in silent})
+                self._block({bookie: reasons[bookie] for bookie in silent})
                 return
             self._list(
-                entry, entry, "; ".join(f"{bookie}: {why}" for bookie, why in said.items()) or "it had no other copy"
+                entry, entry, "; ".join(f"{bookie}: {why}" for bookie, why in reasons.items()) or "it had no other copy"
             )
 
     def _block(self, reasons: Mapping[BookieId, str]) -> None:

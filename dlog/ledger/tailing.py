@@ -205,24 +205,24 @@ class LedgerTailer:
     def _note_long_poll(self, bookie: BookieId, answer: ReadWithLacDone) -> None:
         """The bookie may have looked long ago, so this counts neither for a certain LAC nor against it."""
         assert self._long_polls is not None, "no long poll was sent"
-        has_told = self._note_last(bookie, answer.code, answer.packet or b"")
+        has_reported = self._note_last(bookie, answer.code, answer.packet or b"")
         if self._options.explicit_lac and answer.code is Code.OK and answer.lac > self.lac and not self.closed:
             self._effects.append(self._question(bookie))  # what it knows beyond the packet is to be proved
-        self._long_polls.answered(bookie, refused=answer.code in _REFUSALS, failed=not has_told)
+        self._long_polls.answered(bookie, refused=answer.code in _REFUSALS, failed=not has_reported)
 
     def _note_lac_read(self, bookie: BookieId, answer: LacRead) -> None:
         """The explicit LAC and the last entry, each if the bookie has one, are verified by themselves."""
-        is_told = answer.code in ABSENT
+        has_reported = answer.code in ABSENT
         if answer.code is Code.OK:
-            is_told = True
+            has_reported = True
             if len(answer.lac_packet):
                 try:
                     self._raise_to(self._digest.verify_lac(answer.lac_packet))
                 except DigestMismatch:
-                    is_told = False
+                    has_reported = False
             if len(answer.last_packet):
-                is_told = self._note_last(bookie, Code.OK, answer.last_packet) and is_told
-        if is_told:
+                has_reported = self._note_last(bookie, Code.OK, answer.last_packet) and has_reported
+        if has_reported:
             self._answered.add(bookie)
         else:
             self._note_mute(bookie)
@@ -233,7 +233,7 @@ class LedgerTailer:
         return Send(bookie, ReadExplicitLac(self.ledger) if explicit else ReadEntry(self.ledger, NO_ENTRY))
 
     def _note_last(self, bookie: BookieId, code: Code, packet: Buffer) -> bool:
-        """Record the last entry that a bookie has; False: it did not tell."""
+        """Record the last entry that a bookie has; False: it did not report it."""
         if code is not Code.OK:
             return code in ABSENT
         try:
@@ -242,7 +242,7 @@ class LedgerTailer:
             return False
         self._raise_to(entry.lac)
         if self._long_polls is not None and entry.lac == self.lac:
-            self._long_polls.told = (self.lac, bookie)
+            self._long_polls.proof = (self.lac, bookie)
         return True
 
     def _note_mute(self, bookie: BookieId) -> None:

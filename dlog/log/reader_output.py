@@ -20,7 +20,7 @@ class ReaderOutput:
         self.effects: list[Effect] = []
         self.credit = 0
         self._request = 0
-        self._has_said_caught_up = False  # and no BEHIND since
+        self._has_reported_caught_up = False  # and no BEHIND since
 
     def open(self, read: Read) -> None:
         self._request, self.credit = read.request, read.credit
@@ -28,17 +28,17 @@ class ReaderOutput:
     def ask(self, question: SourceQuestion) -> None:
         self.effects.append(Send(SOURCE, question))
 
-    def say(self, kind: ReaderEventKind, **detail: Any) -> None:
+    def report(self, kind: ReaderEventKind, **detail: Any) -> None:
         self.effects.append(Send(READER, ReaderEvent(self._request, kind, detail)))
 
-    def say_caught_up(self, incarnation: str) -> None:
+    def report_caught_up(self, incarnation: str) -> None:
         """Report that the reader is at the tail, unless it was there already."""
-        if not self._has_said_caught_up:
-            self._has_said_caught_up = True
-            self.say(ReaderEventKind.CAUGHT_UP, incarnation=incarnation)
+        if not self._has_reported_caught_up:
+            self._has_reported_caught_up = True
+            self.report(ReaderEventKind.CAUGHT_UP, incarnation=incarnation)
 
     def send(self, got: EntriesGot, position: DLSN, segments_after: int, entries_after: int) -> None:
-        """Send entries from `position` on. If others follow up to the tail, as far as it is known, say first how much
+        """Send entries from `position` on. If others follow up to the tail, as far as is known, first report how much
         follows, and report the tail again when it is reached. A reader at the tail gets no such event.
 
         segments_after: after the position's segment. entries_after: in it.
@@ -46,8 +46,8 @@ class ReaderOutput:
         lengths, body = got.joined()
         self.credit -= len(body)
         if segments_after or entries_after:
-            self._has_said_caught_up = False
+            self._has_reported_caught_up = False
             entries = None if segments_after else entries_after
-            self.say(ReaderEventKind.BEHIND, segments=segments_after, entries=entries)
+            self.report(ReaderEventKind.BEHIND, segments=segments_after, entries=entries)
         message = Entries(self._request, position.segment, position.entry, lengths, position.slot, body)
         self.effects.append(Send(READER, message))

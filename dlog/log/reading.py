@@ -363,7 +363,7 @@ class StreamReaderMachine:
         """The start position is decided: report it, or later if a txid or time is sought that is not written yet."""
         self._start = None
         if self._seek_target is None:
-            self._output.say(ReaderEventKind.STARTED, dlsn=list(self.position), incarnation=self._incarnation)
+            self._output.report(ReaderEventKind.STARTED, dlsn=list(self.position), incarnation=self._incarnation)
 
     def _is_stop_in_doubt(self) -> bool:
         """Whether a reader that does not follow would stop by a list that may be older than its opening.
@@ -414,7 +414,7 @@ class StreamReaderMachine:
 
     def _report_caught_up(self) -> None:
         if self._stop is None:
-            self._output.say_caught_up(self._incarnation)
+            self._output.report_caught_up(self._incarnation)
         else:
             self._end(ReaderEventKind.CAUGHT_UP, incarnation=self._incarnation)
 
@@ -431,7 +431,7 @@ class StreamReaderMachine:
         self._end(ReaderEventKind.DAMAGED, dlsn=list(self.position), message=error.message)
 
     def _end(self, kind: ReaderEventKind, **detail: Any) -> None:
-        self._output.say(kind, **detail)
+        self._output.report(kind, **detail)
         self._close()
 
     def _close(self) -> None:

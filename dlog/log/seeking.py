@@ -41,7 +41,7 @@ class SeekTarget:
 
 
 class BinarySearch:
-    """Binary search for the first entry of low..high that is not before the goal: read `middle`, pass it to `hear`."""
+    """Binary search for the first entry of low..high that is not before the goal: read `middle`, `handle` it."""
 
     def __init__(self, goal: SeekTarget, low: int, high: int) -> None:
         self._goal = goal

@@ -434,8 +434,8 @@ class SegmentImport:
         self._context.out.append(Answer(ticket, result))
 
 
-def _later(remembered: tuple[int, int] | None, told: tuple[int, int] | None) -> tuple[int, int] | None:
-    return remembered if remembered is None or told is None else max(remembered, told)
+def _later(remembered: tuple[int, int] | None, sent: tuple[int, int] | None) -> tuple[int, int] | None:
+    return remembered if remembered is None or sent is None else max(remembered, sent)
 
 
 def _stage_of(found: StageExamined) -> Stage:

@@ -92,7 +92,7 @@ class StartPosition:
         return self._read.start is Start.DLSN and cursor.is_read_at(position)
 
     def continue_search(self, cursor: SegmentCursor, out: ReaderOutput) -> bool:
-        """Send the request that the search needs next, for `narrow` or `hear`; False: it is done, or none is needed."""
+        """Send the next request of the search, for `narrow` or `handle`; False: it is done, or none is needed."""
         if self._target is None:
             return False
         if self._search is None:

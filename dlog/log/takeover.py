@@ -5,7 +5,7 @@ Invariants:
   known, and one compare-and-set has completed these segments and listed the next one;
 - after a failure, entries in flight that recovery found are answered as written; the other batches are appended again
   in their old order;
-- of a segment that its store has removed nothing is said to followers: what they know of it may be more than this
+- of a segment that its store has removed nothing is reported to followers: what they know of it may be more than this
   owner knows.
 """
 

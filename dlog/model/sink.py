@@ -113,24 +113,24 @@ class RegisteredStage:
     store: str = _LEDGER_STORE
 
 
-def registered_stage(sink: str, name: str, told: object) -> RegisteredStage | None:
+def registered_stage(sink: str, name: str, fields: object) -> RegisteredStage | None:
     """Decode a stage's registration from JSON; None if it is not valid: such a stage is never swept. One that names no
     store is a ledger."""
-    if not isinstance(told, dict):
+    if not isinstance(fields, dict):
         return None
-    store = told.get("store", _LEDGER_STORE)
+    store = fields.get("store", _LEDGER_STORE)
     if not isinstance(store, str) or not _STORE.match(store) or not _is_segment_name(store, name):
         return None
-    stream, query = told.get("stream"), told.get("query")
-    epoch, batch, unix_ms = told.get("epoch"), told.get("batch"), told.get("unix_ms")
-    incarnation = told.get("life", "")
+    stream, query = fields.get("stream"), fields.get("query")
+    epoch, batch, unix_ms = fields.get("epoch"), fields.get("batch"), fields.get("unix_ms")
+    incarnation = fields.get("life", "")
     if not (isinstance(stream, str) and isinstance(query, str) and isinstance(incarnation, str)):
         return None
     if not (_is_count(epoch) and _is_count(batch) and _is_count(unix_ms)):
         return None
     try:
         known = SinkBatch(sink, epoch, sink_name(query), batch)
-        is_offered, is_swept = told.get("offered") is True, told.get("swept") is True
+        is_offered, is_swept = fields.get("offered") is True, fields.get("swept") is True
         return RegisteredStage(name, stream_name(stream), known, unix_ms, incarnation, is_offered, is_swept, store)
     except DLogError:
         return None

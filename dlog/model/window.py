@@ -1,6 +1,6 @@
 """The window of a producer: how many of its batches may be unanswered.
 
-The owner of a stream tells it with every reply, since it depends on the store of the current segment. The log remembers
+The owner of a stream sends it with every reply, since it depends on the store of the current segment. The log remembers
 the DLSNs of as many batches of each producer, so that a batch that is sent again is answered with its DLSN.
 """
 

@@ -14,7 +14,7 @@ Invariants:
   instead, it goes on with the next. So it is repeatable, and all recoveries find the same end;
 - a chunk says how many chunks from BEGIN on existed when it was created. If one of these is missing, or a SEAL or
   FENCE, it was deleted by another program, and is no end: the chain is damaged. The last chunks may be missing
-  unnoticed: nothing above tells;
+  unnoticed: nothing above shows it;
 - after the last listing, and after its FENCE, a search sees that BEGIN exists. As a deletion begins with BEGIN, what is
   missing in the listing was never there, and the FENCE is at no number that was used before;
 - a recovery that a live writer outruns creates a FENCE `ahead` numbers above a chunk that counts: the writer cannot
@@ -329,8 +329,8 @@ class ChainTail:
     FENCE that is being created. is_outrun: another process had used that number before. has_barrier: there was a FENCE
     ahead of the writer when heads were read last. waits_for_window: the search is done, the chunks near the tail are
     being listed. first: of the numbers whose heads are being read. suspected: this chunk is missing, and a
-    chunk above says that it existed; chunks are listed again before that is told as damage, since a listing that takes
-    long may miss a chunk that is older than one that it has. has_ended: the FENCE is created.
+    chunk above says that it existed; chunks are listed again before that is reported as damage, since a listing that
+    takes long may miss a chunk that is older than one that it has. has_ended: the FENCE is created.
     """
 
     is_recovery: bool

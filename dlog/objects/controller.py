@@ -17,7 +17,7 @@ Invariants:
   and still older snapshots are deleted: a new follower always finds a snapshot and every record behind it.
 - A snapshot is written once all its records are confirmed, and ends where an entry ends.
 - If the storage has what the metadata stream should have records of, everything is refused, and nothing is recorded or
-  deleted: the stream went back (went_back.py). An append tells that no other controller has recorded it.
+  deleted: the stream went back (went_back.py). An append shows that no other controller has recorded it.
 - All times are those of the object storage, which `Ticked` brings.
 """
 
@@ -324,7 +324,7 @@ class Controller:
                 self._record(())
                 return node_state(self.image, operation.node)
         records, result = decide(self.image, operation, self._now_ms, self._options)
-        self._record(records)  # also none: only an append tells whether this controller has been deposed
+        self._record(records)  # also none: only an append shows whether this controller has been deposed
         if isinstance(operation, OpenNode):
             self._openers[operation.node] = operation
         return result

@@ -76,7 +76,7 @@ class RangeScan:
 class NodeRecovery:
     """The steps up to CloseStreams, and the uploads of what was found, which are released then.
 
-    scanned: gets the state of the node that the controller told, and the ends of its ranges that were open, once they
+    scanned: gets the state of the node that the controller sent, and the ends of its ranges that were open, once they
     are closed. nonce: random, of this process: it tells a repeated OpenNode from that of another process.
     """
 

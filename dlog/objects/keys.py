@@ -5,7 +5,7 @@
 Invariants:
 - Ids are never used again, and the folder has the random name of the metadata stream's incarnation: so no key is ever
   used again either.
-- The node and its epoch are those for which the id was prepared, so an object tells who wrote it without any metadata.
+- The node and its epoch are those for which the id was prepared, so an object shows who wrote it without any metadata.
 """
 
 from __future__ import annotations

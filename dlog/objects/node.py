@@ -13,7 +13,7 @@ Invariants, which together say that a node acknowledges nothing that the readers
 - A WAL segment is registered with the controller, under the node epoch, before its first append. So one that the
   recovery does not see was not appended to, and cannot be registered any more.
 - A recovery fences each segment that it sees, for good, and keeps everything that was confirmed; so what is confirmed
-  under this node epoch, at whatever time this machine hears of it, is below the ends that the recovery records.
+  under this node epoch, at whatever time this machine learns of it, is below the ends that the recovery records.
 - An append is acknowledged only by the confirmation of its WAL entry and of all those before. What is confirmed is
   never taken back: it is in the cache, in the log, or in committed objects.
 - Only the node epoch that holds commits, and only what the log has confirmed; a WAL segment is deleted only below the

@@ -1,4 +1,4 @@
-"""Tells by the object storage whether the metadata stream has lost records.
+"""Learns from the object storage whether the metadata stream has lost records.
 
 If ZooKeeper is restored to an earlier state, the metadata stream lacks the segments that began since. A controller that
 went on from there would give out ids again that were used, and streams and entries would be missing unnoticed.

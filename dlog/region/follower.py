@@ -230,14 +230,16 @@ class RegionFollower:
 
         known = self._reader.offset
 
-        def told(reply: OffsetsFound) -> None:
+        def end_found(reply: OffsetsFound) -> None:
             if reply.next < known:
                 self._out.answer([ticket], self._lost_end_error(reply.next, known))
                 return
             self._goals.append(_Goal(ticket, reply.next, then))
             self._check_goals()
 
-        self._out.ask(Topic.DATA, AskOffsets(self._out.number()), told, lambda error: self._out.answer([ticket], error))
+        self._out.ask(
+            Topic.DATA, AskOffsets(self._out.number()), end_found, lambda error: self._out.answer([ticket], error)
+        )
 
     def _recover(self, ticket: int, table: int) -> None:
         if table in self._state.rule.ended:

@@ -152,8 +152,8 @@ class RegionLoader:
     def _apply(self, state: RegionState, placed: Placed) -> None:
         item, rule = placed[1], state.rule
         following = state.meta.next_seq_num(item.entry.table) if isinstance(item, PlainEntry) else 0
-        if not state.apply(placed) and (told := describe_passed_over(placed, rule, following)) is not None:
-            self.problems.append(f"data topic: {told}")
+        if not state.apply(placed) and (reason := describe_passed_over(placed, rule, following)) is not None:
+            self.problems.append(f"data topic: {reason}")
 
     def _checkpoint(self, placed: Placed) -> RegionSnapshot | None:
         """The snapshot of a check-point, if everything from its offset on is still there."""

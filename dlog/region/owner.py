@@ -5,11 +5,11 @@ A state machine. Its peers are the two topics (`Topic`); each answers questions 
 Invariants:
 - A write is answered as written only if the counting rule, applied to every offset up to the write, counts it.
 - One append to the data topic is under way at a time. If its outcome is unknown, a new fence under a new nonce ends
-  everything sent before; the topic up to that fence tells whether the append is in it. If not, it is sent again with
+  everything sent before; the topic up to that fence shows whether the append is in it. If not, it is sent again with
   the same sequences.
 - Once another owner's fence is in force, nothing more is acknowledged.
 - Once the data topic refuses this owner (OwnerRefusedError), it appends nothing more, and ends. It looks for the other
-  owner's fence first, which tells whether its append is in the topic.
+  owner's fence first, which shows whether its append is in the topic.
 - With format 0 there is no fence of this owner: in its place the topic is read to its end. An append that is not found
   there is sent again with the same sequences; of two copies the first one counts. If another writer's record has one of
   these sequences, this owner ends.

@@ -281,7 +281,7 @@ class PieceScan:
             into += column if len(kept) == len(column) else [column[at] for at in kept]
 
     def _seek(self) -> None:
-        """Go on behind records of which none is wanted, if the mapping tells."""
+        """Go on behind records of which none is wanted, if the mapping shows where."""
         if self._skips or len(self._wanted) > SEEK_TABLES_MAX or self._reader.is_within_batch:
             return  # a batch counts when it is complete
         end = self._piece.end

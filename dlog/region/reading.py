@@ -5,8 +5,8 @@ at a record that is known to count (one of a table's mapping), and takes the rul
 
 Invariants:
 - Of each table the entries come in order. If the next one is missing, because the front of the topic was deleted by
-  another program, this is told before the table goes on.
-- A reader of few tables passes over records of others only if the mapping tells where each table goes on.
+  another program, this is reported before the table goes on.
+- A reader of few tables passes over records of others only if the mapping shows where each table goes on.
 """
 
 from __future__ import annotations
@@ -221,8 +221,8 @@ class EntryScan:
         following = self._plain.following(placed[1].entry.table)
         if is_counting:
             self._plain.counted(placed)
-        elif (following >= 0 or rule.nonce) and (told := describe_passed_over(placed, rule, following)) is not None:
-            self.problems.append(f"data topic: {told}")
+        elif (following >= 0 or rule.nonce) and (reason := describe_passed_over(placed, rule, following)) is not None:
+            self.problems.append(f"data topic: {reason}")
 
 
 class TailScan:

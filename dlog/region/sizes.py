@@ -1,4 +1,4 @@
-"""How many bytes of records lie between two offsets of a data topic, as far as the state of the region tells."""
+"""How many bytes of records lie between two offsets of a data topic, as far as the state of the region shows."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ SESSION = {
 }
 
 #: variables of the driver's environment that workers get, too: how cold storage is reached
-_TOLD = ("DLOG_COLD_", "AWS_")
+_FORWARDED = ("DLOG_COLD_", "AWS_")
 
 
 def register(spark: SparkSession) -> None:
@@ -44,8 +44,8 @@ def session(name: str = "dlog", **settings: Any) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     provide_java()
     builder = SparkSession.builder.appName(name)
-    told = {f"spark.executorEnv.{key}": value for key, value in os.environ.items() if key.startswith(_TOLD)}
-    for key, value in {**told, **SESSION, **{_key(key): value for key, value in settings.items()}}.items():
+    forwarded = {f"spark.executorEnv.{key}": value for key, value in os.environ.items() if key.startswith(_FORWARDED)}
+    for key, value in {**forwarded, **SESSION, **{_key(key): value for key, value in settings.items()}}.items():
         builder = builder.config(key, str(value))
     spark = builder.getOrCreate()
     register(spark)

@@ -232,13 +232,13 @@ class Joined:
         return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), data])
 
     def _offsets(self, rows: int) -> NDArray[np.int32]:
-        common = {told if isinstance(told, int) else -1 for _, told in self._lengths}
+        common = {lengths if isinstance(lengths, int) else -1 for _, lengths in self._lengths}
         if len(common) == 1 and (length := common.pop()) >= 0:
             return np.arange(rows + 1, dtype=np.int32) * np.int32(length)
         offsets = np.empty(rows + 1, np.int32)
         offsets[0] = at = 0
-        for count, told in self._lengths:
-            offsets[at + 1 : at + 1 + count] = told
+        for count, lengths in self._lengths:
+            offsets[at + 1 : at + 1 + count] = lengths
             at += count
         return np.cumsum(offsets, out=offsets)
 

@@ -41,7 +41,7 @@ Offsets = Mapping[str, StreamPosition]
 
 
 class StreamOffset(NamedTuple):
-    """A position, with what later tells whether unread records are gone.
+    """A position, with what later shows whether unread records are gone.
 
     incarnation: of the stream; empty if unknown. read: records of the segment before the position. start: records
     of the stream before the segment, as finally counted in the list; both -1 if unknown. ended: no record of the
@@ -55,16 +55,16 @@ class StreamOffset(NamedTuple):
     ended: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"at": self.position.as_json()}
+        fields: dict[str, Any] = {"at": self.position.as_json()}
         if self.ended:
-            told["ended"] = True
+            fields["ended"] = True
         if self.incarnation:
-            told["life"] = self.incarnation
+            fields["life"] = self.incarnation
         if self.read >= 0:
-            told["read"] = self.read
+            fields["read"] = self.read
         if self.start >= 0:
-            told["start"] = self.start
-        return told
+            fields["start"] = self.start
+        return fields
 
 
 Marks = Mapping[str, StreamOffset]
@@ -83,37 +83,39 @@ def offsets_as_json(marks: Marks) -> dict[str, Any]:
     return {"streams": {stream: marks[stream].as_json() for stream in sorted(marks)}, "v": VERSION}
 
 
-def parse_offsets(told: Any, what: str) -> dict[str, StreamOffset]:
+def parse_offsets(offsets: Any, what: str) -> dict[str, StreamOffset]:
     """Parse what `offsets_as_json` returned, e.g. from a checkpoint. Raises ConfigError naming `what`."""
-    if isinstance(told, str):
+    if isinstance(offsets, str):
         try:
-            told = json.loads(told)
+            offsets = json.loads(offsets)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{what}: not JSON: {str(error)[:80]}") from None
-    if not isinstance(told, dict):
-        raise ConfigError(f"{what}: expected a JSON object of streams and positions: value={str(told)[:60]}")
-    version = told.get("v")
+    if not isinstance(offsets, dict):
+        raise ConfigError(f"{what}: expected a JSON object of streams and positions: value={str(offsets)[:60]}")
+    version = offsets.get("v")
     if type(version) is not int:  # the older form, with a stream named v: a list
-        return {str(stream): StreamOffset(position_of(value, f"{what} of {stream}")) for stream, value in told.items()}
+        return {
+            str(stream): StreamOffset(position_of(value, f"{what} of {stream}")) for stream, value in offsets.items()
+        }
     if version != VERSION:
         raise ConfigError(f"{what}: written by another release; continue with that release: version={version}")
-    streams = told.get("streams")
+    streams = offsets.get("streams")
     if not isinstance(streams, dict):
         raise ConfigError(f"{what}: expected a JSON object of streams: value={str(streams)[:60]}")
     return {str(stream): _mark_of(value, f"{what} of {stream}") for stream, value in streams.items()}
 
 
-def parse_positions(told: Any, what: str) -> dict[str, StreamPosition]:
+def parse_positions(offsets: Any, what: str) -> dict[str, StreamPosition]:
     """As `parse_offsets`, positions alone. Raises ConfigError naming `what`."""
-    return {stream: mark.position for stream, mark in parse_offsets(told, what).items()}
+    return {stream: mark.position for stream, mark in parse_offsets(offsets, what).items()}
 
 
-def _mark_of(told: Any, what: str) -> StreamOffset:
-    if not isinstance(told, dict):
-        raise ConfigError(f"{what}: expected a JSON object with a position: value={str(told)[:60]}")
-    incarnation, ended = told.get("life", ""), told.get("ended", False)
-    read, start = told.get("read", -1), told.get("start", -1)
+def _mark_of(fields: Any, what: str) -> StreamOffset:
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{what}: expected a JSON object with a position: value={str(fields)[:60]}")
+    incarnation, ended = fields.get("life", ""), fields.get("ended", False)
+    read, start = fields.get("read", -1), fields.get("start", -1)
     is_known = isinstance(incarnation, str) and re.fullmatch(r"[\x21-\x7e]{0,200}", incarnation) and type(ended) is bool
     if not is_known or not all(type(count) is int and -1 <= count <= I64_MAX for count in (read, start)):
-        raise ConfigError(f"{what}: the fields beside the position cannot be read: value={str(told)[:120]}")
-    return StreamOffset(position_of(told.get("at"), what), str(incarnation), read, start, ended)
+        raise ConfigError(f"{what}: the fields beside the position cannot be read: value={str(fields)[:120]}")
+    return StreamOffset(position_of(fields.get("at"), what), str(incarnation), read, start, ended)

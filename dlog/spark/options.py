@@ -118,21 +118,21 @@ class SourceOptions:
 
 def parse(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Parse options as Spark passes them. Raises ConfigError."""
-    told = {str(key).lower(): str(value) for key, value in given.items()}
-    _refuse_unknown(told, streaming)
+    texts = {str(key).lower(): str(value) for key, value in given.items()}
+    _refuse_unknown(texts, streaming)
     reads: dict[str, Any] = {}
     for key, (name, read) in _SIMPLE.items():
-        if key.lower() in told:
-            reads[name] = read_value(key, told[key.lower()], read)
+        if key.lower() in texts:
+            reads[name] = read_value(key, texts[key.lower()], read)
     options = SourceOptions(
-        zookeeper=zookeeper_of(told),
-        **_selector(told),
-        starting=_starting(told, streaming),
-        ending=_ending(told),
-        stores=stores_of(told),
+        zookeeper=zookeeper_of(texts),
+        **_selector(texts),
+        starting=_starting(texts, streaming),
+        ending=_ending(texts),
+        stores=stores_of(texts),
         **reads,
     )
-    _check(options, told, streaming)
+    _check(options, texts, streaming)
     return options
 
 
@@ -257,9 +257,9 @@ STORES = ("cold.", "file.", "kafka.", "objects.")  # prefixes of options of segm
 KNOWN = ("zookeeper", *_SELECTORS, *_STARTS, *_ENDS, *_SIMPLE)
 
 
-def _refuse_unknown(told: Mapping[str, str], streaming: bool) -> None:
+def _refuse_unknown(texts: Mapping[str, str], streaming: bool) -> None:
     known = {name.lower(): name for name in KNOWN}
-    for key in told:
+    for key in texts:
         if key == "path":
             raise ConfigError("load() takes no path: name the stream with option('stream', NAME)")
         if key not in known and not key.startswith(STORES):
@@ -267,15 +267,15 @@ def _refuse_unknown(told: Mapping[str, str], streaming: bool) -> None:
             hint = f", did you mean {known[near[0]]}?" if near else f", choose from {', '.join(sorted(KNOWN))}"
             raise ConfigError(f"no such option of format dlog{hint}: option={key[:60]}")
     for name in _BATCH_ONLY if streaming else _STREAM_ONLY:
-        if name.lower() in told:
+        if name.lower() in texts:
             raise ConfigError(f"{name} is an option of {'batch' if streaming else 'streaming'} reads only")
 
 
 # ---- cluster and streams --------------------------------------------------------------------------------------------
 
 
-def zookeeper_of(told: Mapping[str, str]) -> str:
-    hosts = told.get("zookeeper") or os.environ.get("DLOG_ZOOKEEPER", "")
+def zookeeper_of(texts: Mapping[str, str]) -> str:
+    hosts = texts.get("zookeeper") or os.environ.get("DLOG_ZOOKEEPER", "")
     if not re.fullmatch(r"[^\s,/]+:\d{1,5}(,[^\s,/]+:\d{1,5})*(/[A-Za-z0-9._/-]+)?", hosts):
         raise ConfigError(
             "set option zookeeper to host:port,host:port (or DLOG_ZOOKEEPER on the driver); "
@@ -284,11 +284,11 @@ def zookeeper_of(told: Mapping[str, str]) -> str:
     return hosts
 
 
-def _selector(told: Mapping[str, str]) -> dict[str, Any]:
-    given = [name for name in _SELECTORS if told.get(name.lower())]
+def _selector(texts: Mapping[str, str]) -> dict[str, Any]:
+    given = [name for name in _SELECTORS if texts.get(name.lower())]
     if len(given) != 1:
         raise ConfigError(f"set exactly one of {', '.join(_SELECTORS)}: given={', '.join(given) or 'none'}")
-    text = told[given[0].lower()]
+    text = texts[given[0].lower()]
     if given[0] == "streamsPattern":
         return {"pattern": text}
     names = [text] if given[0] == "stream" else [part.strip() for part in text.split(",")]
@@ -298,37 +298,37 @@ def _selector(told: Mapping[str, str]) -> dict[str, Any]:
         raise ConfigError(f"{given[0]}: {error.message}") from None
 
 
-def stores_of(told: Mapping[str, str]) -> StoresOptions:
+def stores_of(texts: Mapping[str, str]) -> StoresOptions:
     """Options of segment stores: from the driver's environment, unless given. Raises ConfigError."""
-    return load_stores(None, told)
+    return load_stores(None, texts)
 
 
 # ---- bounds ---------------------------------------------------------------------------------------------------------
 
 
-def _starting(told: Mapping[str, str], streaming: bool) -> Bounds:
-    bounds = _bounds(told, "starting", LATEST if streaming else EARLIEST)
+def _starting(texts: Mapping[str, str], streaming: bool) -> Bounds:
+    bounds = _bounds(texts, "starting", LATEST if streaming else EARLIEST)
     if not streaming and any(bound.kind is Kind.LATEST for bound in bounds.all()):
         raise ConfigError("startingOffsets: a batch that begins at the latest position is empty; use another position")
     return bounds
 
 
-def _ending(told: Mapping[str, str]) -> Bounds:
-    bounds = _bounds(told, "ending", LATEST)
+def _ending(texts: Mapping[str, str]) -> Bounds:
+    bounds = _bounds(texts, "ending", LATEST)
     if any(bound.kind is Kind.EARLIEST for bound in bounds.all()):
         raise ConfigError("endingOffsets: a batch that ends at the earliest position is empty; use another position")
     return bounds
 
 
-def _bounds(told: Mapping[str, str], side: str, default: Bound) -> Bounds:
+def _bounds(texts: Mapping[str, str], side: str, default: Bound) -> Bounds:
     """The first that is given of time, txid and offsets; a value for one stream overrides the value for all."""
     for what, read in (("Timestamp", _time), ("Txid", _txid)):
         name, by_stream = f"{side}{what}", f"{side}{what}ByStream"
-        if name.lower() in told or by_stream.lower() in told:
-            base = read(name, told[name.lower()]) if name.lower() in told else default
-            return Bounds(base, _by_stream(by_stream, told.get(by_stream.lower(), "{}"), read))
+        if name.lower() in texts or by_stream.lower() in texts:
+            base = read(name, texts[name.lower()]) if name.lower() in texts else default
+            return Bounds(base, _by_stream(by_stream, texts.get(by_stream.lower(), "{}"), read))
     name = f"{side}Offsets"
-    text = told.get(name.lower())
+    text = texts.get(name.lower())
     if text is None:
         return Bounds(default)
     if text.strip().lower() in (Kind.EARLIEST.value, Kind.LATEST.value):
@@ -342,13 +342,13 @@ def _word(text: str) -> Bound:
 
 def _by_stream(name: str, text: str, read: Callable[[str, Any], Bound]) -> dict[str, Bound]:
     try:
-        told = json.loads(text)
+        values = json.loads(text)
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
+        values = None
+    if not isinstance(values, dict):
         words = ", or earliest or latest" if read is _offset else ""
         raise ConfigError(f'{name}: expected JSON {{"stream": ...}}{words}: value={text[:60]!r}')
-    return {str(stream): read(f"{name} of {stream}", value) for stream, value in told.items()}
+    return {str(stream): read(f"{name} of {stream}", value) for stream, value in values.items()}
 
 
 def _offset(name: str, value: Any) -> Bound:
@@ -374,13 +374,15 @@ def _time(name: str, value: Any) -> Bound:
 # ---- combinations ---------------------------------------------------------------------------------------------------
 
 
-def _check(options: SourceOptions, told: Mapping[str, str], streaming: bool) -> None:
+def _check(options: SourceOptions, texts: Mapping[str, str], streaming: bool) -> None:
     for side, bounds in (("starting", options.starting), ("ending", options.ending)):
         for stream in bounds.by_stream:
             if options.streams and stream not in options.streams:
                 raise ConfigError(f"{side} bound of a stream that is not read: stream={stream[:60]}")
     limits = [
-        name for name in ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "maxSegmentsPerTrigger") if name.lower() in told
+        name
+        for name in ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "maxSegmentsPerTrigger")
+        if name.lower() in texts
     ]
     if len(limits) > 1:
         raise ConfigError(f"set at most one limit of a trigger: given={', '.join(limits)}")
@@ -388,7 +390,7 @@ def _check(options: SourceOptions, told: Mapping[str, str], streaming: bool) -> 
         raise ConfigError("minOffsetsPerTrigger may not exceed maxOffsetsPerTrigger")
     if options.metadata in ("streams", "segments", "lag"):
         for name in (*_STARTS, *_ENDS, "pushdown"):
-            if name.lower() in told:
+            if name.lower() in texts:
                 raise ConfigError(f"metadata={options.metadata} shows whole streams, remove the bound: option={name}")
     if options.left_out_to and options.on_corruption == "fail" and options.fail_on_data_loss:
         raise ConfigError(

@@ -50,26 +50,26 @@ class LossReporter:
     """Raises losses, or with failOnDataLoss=false reports each once: in the driver's log, and in `leftOutTo` if set."""
 
     options: SourceOptions
-    said: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
 
-    async def hear(
+    async def report(
         self, cluster: Cluster, error: DLogError, stream: str, mark: StreamOffset, loss: Loss = UNKNOWN
     ) -> None:
         if self.options.fail_on_data_loss:
             raise error
-        if error.message in self.said:
+        if error.message in self.reported:
             return
         print(f"dlog: records lost: {error.message}", file=sys.stderr)  # noqa: T201 - Spark shows it in the driver's log
         if self.options.left_out_to:
             segment, entry, _ = mark.position
             line = Line("lost", stream, segment, entry, error.message, loss, unix_ms())
             await leave(cluster, self.options.left_out_to, loss_name(stream, mark), [line])
-        self.said.add(error.message)
+        self.reported.add(error.message)
 
     async def check_kept(
         self, cluster: Cluster, seen: Seen, mark: StreamOffset, stop: StreamOffset | None = None
     ) -> None:
-        """Raise or report what is gone after `mark`, up to `stop` at most. What metadata does not tell is read from
+        """Raise or report what is gone after `mark`, up to `stop` at most. What metadata does not show is read from
         the entries at both ends, if they still exist."""
         view = seen.view
         is_short = stop is not None and stop.position < view.earliest
@@ -82,7 +82,7 @@ class LossReporter:
         try:
             check_kept(view, mark, loss)
         except TruncatedError as error:
-            await self.hear(cluster, error, view.name, mark, loss)
+            await self.report(cluster, error, view.name, mark, loss)
 
 
 def check_named(options: SourceOptions, found: Iterable[str]) -> None:

@@ -128,14 +128,14 @@ class _Publishing:
             return (await self._client.append_batch(self._stream, values, txid=txid)).count
         while True:
             try:
-                told = await self._client.append_once(
+                result = await self._client.append_once(
                     self._stream, values, self._batch, txid=txid, since=self._since, incarnation=self._incarnation
                 )
             except ProducerUnknownError as error:
                 if await self._is_in_log(error):
                     return 0
                 continue
-            return 0 if told.duplicate else told.count
+            return 0 if result.duplicate else result.count
 
     async def _import(self, parts: list[Staged]) -> int:
         for number in range(_TRIES):
@@ -153,7 +153,7 @@ class _Publishing:
                 if self._batch is None:
                     await offer(self._cluster, self._options.namespace, self._name, parts)
                 named = [(part.name, part.last_entry) for part in parts]
-                told = await self._client.import_segments(
+                result = await self._client.import_segments(
                     self._stream,
                     named,
                     self._batch,
@@ -169,7 +169,7 @@ class _Publishing:
                 if await self._is_in_log(error):
                     return 0
             else:
-                return 0 if told.duplicate else sum(part.records for part in parts)
+                return 0 if result.duplicate else sum(part.records for part in parts)
         raise UnavailableError(f"other writers are faster than the import, retry later: stream={self._stream}")
 
     async def _ahead_of(self, parts: Sequence[Staged], last: int, lead_ms: int) -> list[Staged]:

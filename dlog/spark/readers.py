@@ -57,9 +57,9 @@ async def find(cluster: Cluster, namespace: str, reader: str) -> Reader | None:
     kept = await _read(cluster, path)
     if kept is None:
         return None
-    told, stat = kept
+    state, stat = kept
     try:
-        start, done = (parse_offsets(told.get(key, {}), f"{key} of reader {reader}") for key in ("start", "done"))
+        start, done = (parse_offsets(state.get(key, {}), f"{key} of reader {reader}") for key in ("start", "done"))
     except ConfigError as error:
         raise DamagedError(f"{error.message}; delete the znode to start over: path={path}") from None
     return Reader(reader, _positions(start), _positions(done), stat.mtime_ms, {**start, **done})
@@ -93,10 +93,10 @@ async def commit(cluster: Cluster, namespace: str, reader: str, done: Marks) -> 
         kept = await _read(cluster, path)
         if kept is None:
             return
-        told, stat = kept
-        told["done"] = offsets_as_json(done)
+        state, stat = kept
+        state["done"] = offsets_as_json(done)
         try:
-            await cluster.metadata.zookeeper.set(path, json.dumps(told, sort_keys=True).encode(), stat.version)
+            await cluster.metadata.zookeeper.set(path, json.dumps(state, sort_keys=True).encode(), stat.version)
         except (BadVersionError, NoNodeError):
             continue
         return
@@ -108,12 +108,12 @@ async def _read(cluster: Cluster, path: str) -> tuple[dict[str, Any], Stat] | No
     except NoNodeError:
         return None
     try:
-        told = json.loads(data)
+        state = json.loads(data)
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
+        state = None
+    if not isinstance(state, dict):
         raise DamagedError(f"the state of a reader cannot be read; delete the znode to start over: path={path}")
-    return told, stat
+    return state, stat
 
 
 def _positions(marks: Marks) -> Offsets:

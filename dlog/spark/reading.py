@@ -48,7 +48,7 @@ class Damaged:
 
 
 Extent = tuple[Range, int, list[Buffer | Damaged]]  # range, number of the first entry, entries
-Tell = Callable[[str], None]
+OnSkipped = Callable[[str], None]
 
 
 def _say(text: str) -> None:
@@ -56,9 +56,9 @@ def _say(text: str) -> None:
 
 
 def batches(
-    ranges: Sequence[Range], options: SourceOptions, schema: pa.Schema, *, tell: Tell = _say
+    ranges: Sequence[Range], options: SourceOptions, schema: pa.Schema, *, on_skipped: OnSkipped = _say
 ) -> Iterator[pa.RecordBatch]:
-    """The records of these ranges as record batches of `schema`. tell: called for each entry that is left out.
+    """The records of these ranges as record batches of `schema`. on_skipped: called for each entry that is left out.
 
     Raises DamagedError; UnavailableError after `fetch_retries`; LedgerNotFoundError where a segment is gone;
     MisconfiguredError, StoreUnavailableError if the list of what was left out cannot be written.
@@ -67,7 +67,7 @@ def batches(
     left = SkippedEntries()
     of_cluster = reach(options.zookeeper, options.namespace, options.stores)
     try:
-        yield from _batches(of_cluster, ranges, options, schema, left, tell)
+        yield from _batches(of_cluster, ranges, options, schema, left, on_skipped)
     except GeneratorExit:
         _leave(of_cluster, options, left)  # the consumer stopped early
         raise
@@ -80,15 +80,17 @@ def _batches(
     options: SourceOptions,
     schema: pa.Schema,
     left: SkippedEntries,
-    tell: Tell,
+    on_skipped: OnSkipped,
 ) -> Iterator[pa.RecordBatch]:
     gathered = Batches(schema)
-    for of, first, payloads in of_cluster.pump(lambda cluster: extents(cluster, ranges, options, tell=tell)):
+    for of, first, payloads in of_cluster.pump(
+        lambda cluster: extents(cluster, ranges, options, on_skipped=on_skipped)
+    ):
         for entry, payload in enumerate(payloads, first):
             if isinstance(payload, Damaged):
                 left.skipped(of, entry, payload.why)
                 continue
-            for run in _runs(of, entry, payload, options, left, tell):
+            for run in _runs(of, entry, payload, options, left, on_skipped):
                 batch = gathered.add(of, run)
                 if batch is not None:
                     yield batch
@@ -98,12 +100,12 @@ def _batches(
 
 
 def _runs(
-    of: Range, entry: int, payload: Buffer, options: SourceOptions, left: SkippedEntries, tell: Tell
+    of: Range, entry: int, payload: Buffer, options: SourceOptions, left: SkippedEntries, on_skipped: OnSkipped
 ) -> Iterator[Run]:
     try:
         runs = runs_of(payload, entry, is_enveloped=of.is_enveloped, verify=options.verify)
     except DamagedError as error:
-        left.skipped(of, entry, _damaged(of, entry, error, options, tell).why)
+        left.skipped(of, entry, _damaged(of, entry, error, options, on_skipped).why)
         return
     first_slot = of.first_slot if entry == of.first else 0
     end_slot = of.end_slot if entry == of.last else 0
@@ -114,12 +116,12 @@ def _runs(
             yield cut
 
 
-def _damaged(of: Range, entry: int, error: DLogError, options: SourceOptions, tell: Tell) -> Damaged:
+def _damaged(of: Range, entry: int, error: DLogError, options: SourceOptions, on_skipped: OnSkipped) -> Damaged:
     """Raise the error with its position, or report the entry as left out."""
     text = f"{error.message}: stream={of.stream} segment={of.segment} entry={entry}"
     if options.on_corruption == "fail":
         raise DamagedError(f"{text}; option onCorruption=skip-entry leaves such entries out") from error
-    tell(f"entry left out: {text}")
+    on_skipped(f"entry left out: {text}")
     return Damaged(error.message)
 
 
@@ -137,14 +139,14 @@ def _leave(of_cluster: ClusterConnection, options: SourceOptions, left: SkippedE
 
 
 async def extents(
-    cluster: Cluster, ranges: Sequence[Range], options: SourceOptions, *, tell: Tell = _say
+    cluster: Cluster, ranges: Sequence[Range], options: SourceOptions, *, on_skipped: OnSkipped = _say
 ) -> AsyncGenerator[Extent, None]:
     """Read these ranges from the store, in order. Raises as `batches` does."""
     for of in ranges:
         async with _RangeReader(cluster, of) as shelf:
             entry = of.first
             while entry <= of.last:
-                payloads = await _read(shelf, of, entry, options, tell)
+                payloads = await _read(shelf, of, entry, options, on_skipped)
                 yield of, entry, payloads
                 entry += len(payloads)
 
@@ -213,7 +215,7 @@ class _RangeReader:
 
 
 async def _read(
-    shelf: EntrySource, of: Range, entry: int, options: SourceOptions, tell: Tell = _say
+    shelf: EntrySource, of: Range, entry: int, options: SourceOptions, on_skipped: OnSkipped = _say
 ) -> list[Buffer | Damaged]:
     """Read entries from `entry` on, at least one."""
 
@@ -228,4 +230,4 @@ async def _read(
     try:
         return list(await with_retries(partial(once, entry), options.fetch_retries))
     except SegmentCorruptError as error:
-        return [_damaged(of, entry, error, options, tell)]
+        return [_damaged(of, entry, error, options, on_skipped)]

@@ -80,9 +80,9 @@ async def retire(cluster: Cluster, namespace: str, sink: str, *, timeout_s: floa
     Stages that are segments already stay. Raises UnavailableError (no write proxy), MetadataUnavailableError. Streams
     that cannot be reached are in `left`; the next call tries them again.
     """
-    told = await staging(cluster, namespace, sink)
-    known = {stream: await _epoch(cluster, stream, sink) for stream in told.streams}
-    epoch = 1 + max([-1, *known.values(), *(stage.batch.epoch for stage in told.stages)])
+    staged = await staging(cluster, namespace, sink)
+    known = {stream: await _epoch(cluster, stream, sink) for stream in staged.streams}
+    epoch = 1 + max([-1, *known.values(), *(stage.batch.epoch for stage in staged.stages)])
     batch = SinkBatch(sink, epoch, QUERY, 0)
     left: dict[str, str] = {}
     if known:
@@ -94,7 +94,7 @@ async def retire(cluster: Cluster, namespace: str, sink: str, *, timeout_s: floa
                     continue  # deleted or sealed: it refuses every program
                 except DLogError as error:
                     left[stream] = error.message
-    for stage in told.stages:
+    for stage in staged.stages:
         try:
             cluster.store(stage.store)
         except MisconfiguredError as error:

@@ -54,9 +54,9 @@ class SinkOptions:
 
 def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     """Parse options as Spark passes them. Raises ConfigError."""
-    told = {str(key).lower(): str(value) for key, value in given.items()}
+    texts = {str(key).lower(): str(value) for key, value in given.items()}
     known = {name.lower(): name for name in ("zookeeper", *_OPTIONS)}
-    for key in told:
+    for key in texts:
         if key == "path":
             raise ConfigError("save() takes no path: name the stream with option('stream', NAME)")
         if key not in known and key not in _SPARK_S and not key.startswith(STORES):
@@ -65,9 +65,9 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
             raise ConfigError(f"no such option of the sink of format dlog{hint}: option={key[:60]}")
     reads: dict[str, Any] = {}
     for key, (name, read) in _OPTIONS.items():
-        if key.lower() in told:
-            reads[name] = read_value(key, told[key.lower()], read)
-    options = SinkOptions(zookeeper=zookeeper_of(told), stores=stores_of(told), **reads)
+        if key.lower() in texts:
+            reads[name] = read_value(key, texts[key.lower()], read)
+    options = SinkOptions(zookeeper=zookeeper_of(texts), stores=stores_of(texts), **reads)
     _check(options, streaming)
     return options
 

@@ -109,9 +109,9 @@ class Stager:
         settings = value.settings.store_settings if store.name == value.settings.store else ()
         writer = await store.create(value.name, STAGE, Epoch(0), settings)
         path = stage_path(self._namespace, self._batch.sink, writer.name)
-        told = {"stream": stream, "query": self._batch.query, "batch": self._batch.batch, "unix_ms": unix_ms()}
-        told |= {"epoch": self._batch.epoch, "life": value.incarnation, "store": store.name}
-        await self._cluster.metadata.zookeeper.create(path, json.dumps(told).encode(), parents=True)
+        fields = {"stream": stream, "query": self._batch.query, "batch": self._batch.batch, "unix_ms": unix_ms()}
+        fields |= {"epoch": self._batch.epoch, "life": value.incarnation, "store": store.name}
+        await self._cluster.metadata.zookeeper.create(path, json.dumps(fields).encode(), parents=True)
         return _Stage(stream, value.incarnation, store.name, writer, StagePacker(self._batch.producer))
 
 
@@ -223,7 +223,7 @@ async def _mark(cluster: Cluster, path: str, found: _Registration, mark: str) ->
     if found.stage.is_swept:
         return mark == "swept"
     try:
-        await cluster.metadata.zookeeper.set(path, json.dumps(found.told | {mark: True}).encode(), found.version)
+        await cluster.metadata.zookeeper.set(path, json.dumps(found.fields | {mark: True}).encode(), found.version)
     except (BadVersionError, NoNodeError):
         return False
     return True
@@ -287,21 +287,21 @@ async def registered(cluster: Cluster, path: str, sink: str, name: str) -> Regis
 
 @dataclass(frozen=True, slots=True)
 class _Registration:
-    """A registered stage. told, version: of its znode."""
+    """A registered stage. fields, version: of its znode."""
 
     stage: RegisteredStage
-    told: dict[str, Any]
+    fields: dict[str, Any]
     version: int
 
 
 async def _registration(cluster: Cluster, path: str, sink: str, name: str) -> _Registration | None:
     try:
         data, stat = await cluster.metadata.zookeeper.get(path, fresh=True)
-        told = json.loads(data)
-        stage = registered_stage(sink, name, told)
+        fields = json.loads(data)
+        stage = registered_stage(sink, name, fields)
     except (NoNodeError, ValueError, RecursionError):
         return None
-    return None if stage is None else _Registration(stage, told, stat.version)
+    return None if stage is None else _Registration(stage, fields, stat.version)
 
 
 async def _look(cluster: Cluster, stream: StreamName, sink: str) -> StreamLook:

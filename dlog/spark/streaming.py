@@ -107,8 +107,8 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starts = {name: _position_in(seen.view, begun.get(name)) for name, seen in found.items()}
         ends = {name: self._latest(seen, starts[name], begun.get(name)) for name, seen in found.items()}
         ends = self._limited({name: seen.view for name, seen in found.items()}, starts, ends, limit)
-        is_told_how_much = not isinstance(limit, ReadAllAvailable) and self._target is None
-        if is_told_how_much and self._is_too_little(found, starts, ends):
+        may_wait = not isinstance(limit, ReadAllAvailable) and self._target is None
+        if may_wait and self._is_too_little(found, starts, ends):
             return start
         marks = {name: offset_at(found[name].view, end, begun.get(name)) for name, end in ends.items()}
         new = {name: mark for name, mark in marks.items() if name in begun or mark.position != BEGINNING}
@@ -190,7 +190,7 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._check_there({view.name: begun}, {view.name: seen})
             begun = StreamOffset(BEGINNING)
         if begun.position > stop.position:
-            self._hear(_tell_order(view, begun, stop), view.name, begun)
+            self._report(_order_error(view, begun, stop), view.name, begun)
             begun = StreamOffset(BEGINNING)
         if lost(view, begun).most != 0:
             ask(self._options, lambda cluster: self._losses.check_kept(cluster, seen, begun, stop))
@@ -221,12 +221,12 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_there(self, known: Mapping[str, StreamOffset], found: Mapping[str, Seen]) -> None:
         """Raise or report streams that were deleted or re-created since they were read."""
         for name, mark in known.items():
-            error = _tell_gone(name) if name not in found else _tell_another(found[name].view, mark)
+            error = _gone_error(name) if name not in found else _recreated_error(found[name].view, mark)
             if error is not None:
-                self._hear(error, name, mark)
+                self._report(error, name, mark)
 
-    def _hear(self, error: DLogError, stream: str, mark: StreamOffset) -> None:
-        ask(self._options, lambda cluster: self._losses.hear(cluster, error, stream, mark))
+    def _report(self, error: DLogError, stream: str, mark: StreamOffset) -> None:
+        ask(self._options, lambda cluster: self._losses.report(cluster, error, stream, mark))
 
 
 def _position_in(view: StreamView, mark: StreamOffset | None) -> StreamPosition:
@@ -237,13 +237,13 @@ def _is_beyond(view: StreamView, mark: StreamOffset) -> bool:
     return view.latest < mark.position or is_another(view, mark)
 
 
-def _tell_gone(name: str) -> DLogError:
+def _gone_error(name: str) -> DLogError:
     return StreamNotFoundError(
         f"the stream was deleted; option failOnDataLoss=false continues without it: stream={name}"
     )
 
 
-def _tell_another(view: StreamView, mark: StreamOffset) -> DLogError | None:
+def _recreated_error(view: StreamView, mark: StreamOffset) -> DLogError | None:
     """The error if a stream was re-created: it has another incarnation, or ends before a position that was reached.
     Else None."""
     if not _is_beyond(view, mark):
@@ -263,7 +263,7 @@ def _tell_another(view: StreamView, mark: StreamOffset) -> DLogError | None:
     return TruncatedError(f"the stream ends before the position already read, {what}: {wanted} {latest}; {borne}")
 
 
-def _tell_order(view: StreamView, start: StreamOffset, stop: StreamOffset) -> DLogError:
+def _order_error(view: StreamView, start: StreamOffset, stop: StreamOffset) -> DLogError:
     return TruncatedError(
         f"a batch ends before it begins: stream={view.name} start={start.position} end={stop.position}; option "
         f"failOnDataLoss=false reads that stream from its first record"

@@ -28,7 +28,7 @@ HOW_TO_CONFIGURE: Mapping[str, str] = {
 
 
 def not_configured(store: str) -> str:
-    """What to tell about a store that this proxy lacks."""
+    """The error text about a store that this proxy lacks."""
     how = HOW_TO_CONFIGURE.get(store, "add it to the option `stores`")
     return f"this proxy is not configured with the store, {how} for it: store={store}"
 

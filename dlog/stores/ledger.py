@@ -311,7 +311,7 @@ class LedgerSegmentWriter:
         size = sum(map(len, payload))
         refusal = append_refusal(
             self.name, size, self._entry_bytes_max, None, is_sealed=False
-        )  # the ledger tells of the rest
+        )  # the ledger reports the rest
         if refusal is not None:
             sink(refusal)
             return
@@ -436,7 +436,7 @@ def _store_errors() -> Iterator[None]:
 
 @contextmanager
 def _reading_errors() -> Iterator[None]:
-    """Report a closed or broken reader as ReaderClosedError, since it tells nothing about the segment."""
+    """Report a closed or broken reader as ReaderClosedError, since it shows nothing about the segment."""
     try:
         with _store_errors():
             yield

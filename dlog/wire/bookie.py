@@ -290,8 +290,8 @@ def encode_response(response: Response) -> list[Buffer]:
             if response.code is Code.OK:
                 counts = (response.removed, response.reclaimed_bytes, response.ledgers, response.unseen)
                 body = _REPORT_FIELDS.pack(*counts) + response.reason.encode()[:_REASON_BYTES_MAX]
-            told = (_v2_code(response.code), response.number, response.state)
-            return [_RESPONSE_HEAD.pack(24 + len(body), _VERSION, _COLLECT, 0, *told) + body]
+            status = (_v2_code(response.code), response.number, response.state)
+            return [_RESPONSE_HEAD.pack(24 + len(body), _VERSION, _COLLECT, 0, *status) + body]
         case EntriesSummarized(ledger, first, number, code, count, chain):
             size = 24 + _SUMMARY_FIELDS.size
             fields = _RESPONSE_HEAD.pack(size, _VERSION, _SUMMARIZE, 0, _v2_code(code), ledger, first)
@@ -357,8 +357,8 @@ def decode_request(frame: memoryview) -> Request:
             raise ProtocolError(f"SUMMARIZE request must have {4 + _SUMMARIZE_FIELDS.size} bytes: bytes={size}")
         summarize = SummarizeEntries(*_SUMMARIZE_FIELDS.unpack_from(frame, 4))
         if version > _VERSION:
-            told = EntriesSummarized(summarize.ledger, summarize.first, summarize.request, Code.BAD_VERSION)
-            return _refused(told)
+            refusal = EntriesSummarized(summarize.ledger, summarize.first, summarize.request, Code.BAD_VERSION)
+            return _refused(refusal)
         return summarize
     else:
         raise ProtocolError(f"unknown operation: version={version} op={op}")

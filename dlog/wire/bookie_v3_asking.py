@@ -192,8 +192,8 @@ def _decode_reply(frame: memoryview) -> V3Reply:
     try:
         message = _values(frame)
         header, status = message.get(1), message.get(2)
-        told = _values(header) if isinstance(header, memoryview) else {}
-        operation, txn = told.get(2), told.get(3)
+        header_fields = _values(header) if isinstance(header, memoryview) else {}
+        operation, txn = header_fields.get(2), header_fields.get(3)
         if not isinstance(operation, int) or not isinstance(txn, int):
             raise ProtocolError("the response of a bookie has no header of v3; does it speak v3?")
         content = message.get(_FIELD_OF.get(operation, 0))

@@ -223,7 +223,7 @@ def decode_followers(
     first: a record of the batch, in version 1. position, offset: of the first one to decode. offsets, keys, values: of
     as many records as one likes.
 
-    Ends at the first record that is not the next one of the batch, or does not verify; `decode_record` tells why.
+    Ends at the first record that is not the next one of the batch, or does not verify; `decode_record` reports why.
     Each field is checked for all records together, since a loop over the records takes several times as long.
     """
     length = min(len(keys), first.count - position)

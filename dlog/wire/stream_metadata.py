@@ -217,7 +217,7 @@ def decode_binding(data: Buffer) -> Binding:
 def encode_owner(owner: Owner, incarnation: str = "", trim: int = 0) -> bytes:
     """Data of R/owner. incarnation: id, as in `R/life-<incarnation>`; "" is not written. trim: first readable segment,
     while znodes of earlier segments exist; 0 is not written."""
-    told = {
+    fields = {
         "epoch": owner.epoch,
         "proxy": owner.proxy,
         "address": owner.address,
@@ -225,7 +225,7 @@ def encode_owner(owner: Owner, incarnation: str = "", trim: int = 0) -> bytes:
         "released": owner.released,
     }
     deleted = {"deleted": True} if owner.deleted else {}
-    return _json(told | deleted | ({"life": incarnation} if incarnation else {}) | ({"trim": trim} if trim else {}))
+    return _json(fields | deleted | ({"life": incarnation} if incarnation else {}) | ({"trim": trim} if trim else {}))
 
 
 def decode_owner(data: Buffer) -> Owner:
@@ -348,16 +348,16 @@ def decode_sinks(data: Buffer) -> tuple[SinkRecord, ...]:
     return tuple(_decode_sink(name, found[name]) for name in sorted(found))
 
 
-def _decode_sink(name: str, told: Any) -> SinkRecord:
+def _decode_sink(name: str, fields: Any) -> SinkRecord:
     try:
-        epoch, query, batch, since = told
+        epoch, query, batch, since = fields
         position = since if since is None else (_count(since[0]), _count(since[1]))
         is_well = type(query) is str and _is_utf8(query) and (since is None or len(since) == 2)
         if is_well:
             return SinkRecord(SinkBatch(name, _count(epoch), query, _count(batch)), position)
     except (TypeError, ValueError, IndexError, KeyError):
         pass
-    raise DamagedError(f"record of a sink cannot be decoded: sink={name[:40]!r} found={str(told)[:80]!r}")
+    raise DamagedError(f"record of a sink cannot be decoded: sink={name[:40]!r} found={str(fields)[:80]!r}")
 
 
 def _count(value: Any) -> int:

@@ -19,7 +19,7 @@ from the end of the object: the last `tail_bytes(size)` bytes nearly always have
 
 Invariants:
 - every byte is covered by a checksum, and the blocks, the index and the footer tile the object, so an object that was
-  changed or cut short anywhere is told;
+  changed or cut short anywhere is noticed;
 - every fault is a DamagedError, a newer version an UnsupportedVersionError;
 - an object says whose it is (object id, node, node epoch), so one that no metadata names can be identified.
 

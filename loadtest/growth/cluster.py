@@ -156,5 +156,5 @@ async def follow(
     async with aclosing(client.read_batches(stream, start=dlog.TAIL, follow=True)) as batches:
         async for batch in batches:
             checker.given(name, batch.dlsn, batch.payloads)
-            said = read(batch.payloads[-1])
-            on_records(len(batch.payloads), said.sequence if said is not None else -1)
+            claim = read(batch.payloads[-1])
+            on_records(len(batch.payloads), claim.sequence if claim is not None else -1)

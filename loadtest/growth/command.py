@@ -50,9 +50,9 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:
         print(f"loadtest: growth: {error}", file=sys.stderr)
         return 2
-    tell = (lambda _: None) if given.quiet else _told
+    on_progress = (lambda _: None) if given.quiet else _print_progress
     try:
-        judged = asyncio.run(_run(curves, tell, is_quick=given.quick))
+        judged = asyncio.run(_run(curves, on_progress, is_quick=given.quick))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("loadtest: growth: interrupted; nothing was saved", file=sys.stderr)
         return 1
@@ -63,43 +63,47 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if result["green"] and result["met"] else 1
 
 
-async def _run(curves: Sequence[Curve], tell: Callable[[str], None], *, is_quick: bool) -> list[Judged]:
+async def _run(curves: Sequence[Curve], on_progress: Callable[[str], None], *, is_quick: bool) -> list[Judged]:
     """As `measure_all`; SIGTERM stops it and its cluster in order."""
     task = asyncio.current_task()
     assert task is not None, "inside a coroutine"
     with contextlib.suppress(NotImplementedError):  # Windows: its loops have no signal handlers
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await measure_all(curves, tell, is_quick=is_quick)
+    return await measure_all(curves, on_progress, is_quick=is_quick)
 
 
 async def measure_all(
-    curves: Sequence[Curve], tell: Callable[[str], None] = lambda _: None, *, is_quick: bool = False
+    curves: Sequence[Curve], on_progress: Callable[[str], None] = lambda _: None, *, is_quick: bool = False
 ) -> list[Judged]:
     """Measure each curve at each of its sizes, the least first. A failure ends only its curve."""
-    return [await _measure(curve, tell, is_quick) for curve in curves]
+    return [await _measure(curve, on_progress, is_quick) for curve in curves]
 
 
-async def _measure(curve: Curve, tell: Callable[[str], None], is_quick: bool) -> Judged:
+async def _measure(curve: Curve, on_progress: Callable[[str], None], is_quick: bool) -> Judged:
     points: list[Point] = []
     error = ""
     for size in sorted(curve.sizes):
         about = f"{curve.name} {size:,} {curve.grows}"
-        tell(f"{about}: {curve.says}")
+        on_progress(f"{about}: {curve.says}")
         try:
             with tempfile.TemporaryDirectory(prefix="dlog-growth-", ignore_cleanup_errors=True) as room:
-                request = Request(size=size, room=Path(room), minutes=curve.minutes, is_quick=is_quick, tell=tell)
+                request = Request(
+                    size=size, room=Path(room), minutes=curve.minutes, is_quick=is_quick, on_progress=on_progress
+                )
                 point = await curve.measure(request)
         except (*_FAILURES, ExceptionGroup) as failure:
             cause = first_of(failure) if isinstance(failure, ExceptionGroup) else failure
             if not isinstance(cause, _FAILURES):
                 raise
             error = f"{about}: {type(cause).__name__}: {cause}"[:1000]
-            tell(error)
+            on_progress(error)
             break
         point.size = size
         points.append(point)
         figures = " ".join(f"{name}={table.number(value)}" for name, value in point.figures.items())
-        tell(f"{about}: {curve.cost}={table.number(point.cost)} {figures}{'' if point.is_green else ' NOT GREEN'}")
+        on_progress(
+            f"{about}: {curve.cost}={table.number(point.cost)} {figures}{'' if point.is_green else ' NOT GREEN'}"
+        )
     return judge(curve, points, error)
 
 
@@ -116,12 +120,12 @@ def as_json(judged: Sequence[Judged], arguments: Sequence[str]) -> dict[str, Any
 
 
 def parser() -> argparse.ArgumentParser:
-    told = "\n".join(f"  {name:10} {_about(curve)}" for name, curve in CURVES.items())
+    listing = "\n".join(f"  {name:10} {_about(curve)}" for name, curve in CURVES.items())
     made = argparse.ArgumentParser(
         prog="python -m loadtest growth",
         description="Measure the cost of operations at several sizes, each on a new cluster; print the exponent\n"
         "of cost over size. Every record is read back and checked; a curve with an error prints no figures.",
-        epilog=f"curves (default: all but the soaks):\n{told}",
+        epilog=f"curves (default: all but the soaks):\n{listing}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -170,5 +174,5 @@ def _sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def _told(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

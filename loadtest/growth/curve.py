@@ -39,14 +39,14 @@ class Request:
     """Parameters of one measurement.
 
     room: an empty directory. minutes: of a soak. is_quick: few repetitions and short waits, to see that it works.
-    tell: called with progress messages.
+    on_progress: called with progress messages.
     """
 
     size: int
     room: Path
     minutes: float = 0.0
     is_quick: bool = False
-    tell: Callable[[str], None] = lambda _: None
+    on_progress: Callable[[str], None] = lambda _: None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class Judged:
         return self.is_exponent_met is not False and all(one.is_met is not False for one in self.bounds)
 
     def as_json(self) -> dict[str, Any]:
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "curve": self.curve.name,
             "grows": self.curve.grows,
             "cost": self.curve.cost,
@@ -130,7 +130,7 @@ class Judged:
             "verdicts": [point.verdict.as_json() | {"failed": point.failed[:10]} for point in self.points],
         }
         if self.is_green:
-            told |= {
+            fields |= {
                 "costs": [point.cost for point in self.points],
                 "figures": [point.figures for point in self.points],
                 "exponent": self.exponent,
@@ -148,7 +148,7 @@ class Judged:
                 ],
                 "met": self.is_met,
             }
-        return told
+        return fields
 
 
 def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float | None:

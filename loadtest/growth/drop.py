@@ -79,8 +79,8 @@ async def _fill_cache(client: dlog.Client, size: int) -> Verdict:
     while sequence * RECORD_BYTES < size:
         batch = maker.make(sequence, BATCH_RECORDS, 0)
         checker.sent(0, sequence, len(batch))
-        told = await client.append_batch(stream, batch)
-        checker.acknowledged(0, sequence, len(batch), told.first)
+        result = await client.append_batch(stream, batch)
+        checker.acknowledged(0, sequence, len(batch), result.first)
         sequence += len(batch)
     await read_back(client, stream, checker)
     return checker.finish()
@@ -119,8 +119,8 @@ async def _follow(client: dlog.Client, stream: str, checker: Checker, have: asyn
 def _cache_bytes(port: int) -> float:
     """Size of the read proxy's cache, from its metrics."""
     with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=60.0) as answer:
-        told = answer.read().decode()
-    found = re.search(r"^dlog_read_cache_bytes (\S+)$", told, re.M)
+        metrics = answer.read().decode()
+    found = re.search(r"^dlog_read_cache_bytes (\S+)$", metrics, re.M)
     assert found is not None, "http_port is set"
     return float(found[1])
 

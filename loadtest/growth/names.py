@@ -30,7 +30,7 @@ async def measure(request: Request) -> Point:
         await each(streams, AT_ONCE, create)
         created_s, cpu_s = time.monotonic() - begin_s, cpu()
         after, rss_after = await cluster.zookeeper(), _zookeeper_rss(cluster)
-        request.tell(f"names: {count:,} streams created")
+        request.on_progress(f"names: {count:,} streams created")
         begin_s = time.monotonic()
         listed = [name async for name in client.streams()]
         listed_s = time.monotonic() - begin_s

@@ -30,7 +30,7 @@ async def measure(request: Request) -> Point:
     async with start_cluster(request.room) as cluster, AsyncExitStack() as clients:
         client = await clients.enter_async_context(cluster.connect())
         await create_streams(client, streams, written)
-        request.tell(f"outage: {request.size:,} streams created and owned")
+        request.on_progress(f"outage: {request.size:,} streams created and owned")
         writers, checkers = [], []
         for number in range(WRITERS):
             stream = f"goes-on-{number}"

@@ -56,13 +56,13 @@ async def measure(request: Request) -> Point:
         async def all_have_the_last() -> bool:
             return all(seen == sent - 1 for seen in last)
 
-        def heard(reader: int, count: int, newest: int) -> None:
+        def received(reader: int, count: int, newest: int) -> None:
             given[reader] += count
             last[reader] = newest
 
         async with asyncio.TaskGroup() as group:
             readers = [
-                group.create_task(follow(client, STREAM, f"tail-{i}", checker, partial(heard, i)), name=f"tail {i}")
+                group.create_task(follow(client, STREAM, f"tail-{i}", checker, partial(received, i)), name=f"tail {i}")
                 for i in range(READERS)
             ]
             await until(all_follow, FOLLOW_S, "not every reader received a record", PAUSE_S)

@@ -22,7 +22,7 @@ async def measure_memory(request: Request) -> Point:
 async def _measure(request: Request, cost: str) -> Point:
     load = Load(seconds=request.minutes * 60, bytes_per_s=request.size * 1_000_000)
     async with start_cluster(request.room, config="small-disk") as cluster:
-        soaked = await Soak(lambda: cluster.running, load, request.tell).run()
+        soaked = await Soak(lambda: cluster.running, load, request.on_progress).run()
     figures = soaked.figures() | {f"rss_ratio {name}": ratio for name, ratio in soaked.rss_ratios().items()}
     return Point(cost=figures[cost], figures=figures, verdict=soaked.verdict, failed=soaked.failed)
 

@@ -67,8 +67,8 @@ def _checked(judged: Judged) -> str:
     counts = " ".join(f"{k}={v}" for k, v in whole.as_json().items() if k != "examples")
     if judged.is_green:
         return f"green: {counts}"
-    said = [judged.error] if judged.error else []
-    return "\n  ".join([f"NOT GREEN, so no figures: {counts}", *said, *whole.examples, *failed[:10]])
+    errors = [judged.error] if judged.error else []
+    return "\n  ".join([f"NOT GREEN, so no figures: {counts}", *errors, *whole.examples, *failed[:10]])
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

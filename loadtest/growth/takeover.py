@@ -12,7 +12,7 @@ WAITING = 200  # clients, each of which appends to another stream
 async def measure(request: Request) -> Point:
     """Raises CannotRunError, DLogError, TimeoutError."""
     waiting = min(WAITING, -(-request.size // 2) if request.is_quick else request.size)
-    report = await Heirs(request.size, waiting=waiting, clients=waiting, tell=request.tell).go()
+    report = await Heirs(request.size, waiting=waiting, clients=waiting, on_progress=request.on_progress).go()
     failed = [str(text) for text in report["failed"]]
     if not report["green"]:
         return Point(cost=0.0, failed=failed or ["records read back from a stream differ from those written"])

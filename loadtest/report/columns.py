@@ -16,7 +16,7 @@ class Column:
     decides: bool = False  # is compared in the lists of better and worse figures
     scale: float = 1.0
 
-    def said(self, value: float) -> str:
+    def as_text(self, value: float) -> str:
         """The value as printed, without unit."""
         return number(value * self.scale)
 

@@ -100,12 +100,12 @@ def missed(figures: Figures, notes: Sequence[Note] = ()) -> list[str]:
         own = own if goal.peer else goal.says
         if one.met is not False or one.ours is None:
             continue
-        said = f"{columns.number(one.ours)} {goal.unit}".strip()
+        measured = f"{columns.number(one.ours)} {goal.unit}".strip()
         if one.ratio is not None and one.theirs is not None:
-            said = f"{said} against {columns.number(one.theirs)}, {columns.number(one.ratio)}x"
+            measured = f"{measured} against {columns.number(one.theirs)}, {columns.number(one.ratio)}x"
         why = [note.text for note in notes if note.fits_goal(goal)]
         says = f"{own} {goal.says.removeprefix(SAME)}" if goal.says.startswith(SAME) else goal.says
-        found.append(". ".join([f"{goal.id}, {says}: {said}; goal {one.bound(goal.base)}", *why]))
+        found.append(". ".join([f"{goal.id}, {says}: {measured}; goal {one.bound(goal.base)}", *why]))
     return found
 
 
@@ -113,11 +113,11 @@ def read_notes(path: Path) -> list[Note]:
     """Read a TOML file of [[note]] tables with text, and optionally workload, system, figure or goal. Raises
     ValueError."""
     try:
-        told = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"the notes cannot be read: file={path} {error}") from error
-    notes = told.pop("note", [])
-    if told or not isinstance(notes, list):
+    notes = content.pop("note", [])
+    if content or not isinstance(notes, list):
         raise ValueError(f"notes consist of [[note]] tables and nothing else: file={path}")
     found = []
     for note in notes:

@@ -67,27 +67,27 @@ class Result:
         found = self._histograms.get(name)
         return joined(found) if found and not self.why else None
 
-    def take(self, told: Mapping[str, Any], faults: Sequence[str]) -> None:
+    def take(self, row: Mapping[str, Any], faults: Sequence[str]) -> None:
         """Add a round."""
-        if "not_applicable" in told:
-            self.why = self.why or f"not applicable: {plain(told['not_applicable'])}"
+        if "not_applicable" in row:
+            self.why = self.why or f"not applicable: {plain(row['not_applicable'])}"
             return
-        if "error" in told or not told.get("green"):
+        if "error" in row or not row.get("green"):
             self.is_failure = True
-            self.why = f"failed: {plain(told['error'])}" if "error" in told else not_green(told)
+            self.why = f"failed: {plain(row['error'])}" if "error" in row else not_green(row)
             return
         self.rounds += 1
-        figures = {**told["figures"], "usage": told.get("usage", {})}
+        figures = {**row["figures"], "usage": row.get("usage", {})}
         for name, value in _flat(figures):
             self.values.setdefault(name, []).append(value)
         self.gaps_ms += [float(gap) for gap in figures.get("gaps_ms", ())]
-        for name, histogram in told.get("histograms", {}).items():
+        for name, histogram in row.get("histograms", {}).items():
             self._histograms.setdefault(name, []).append(histogram)
-        if told.get("timeline"):
-            self.timelines.append(told["timeline"])
+        if row.get("timeline"):
+            self.timelines.append(row["timeline"])
         if faults:
             self._mark("bad host conditions")
-        if any(one.get("busy", 0.0) > GENERATOR_BUSY for one in told.get("generators", ())):
+        if any(one.get("busy", 0.0) > GENERATOR_BUSY for one in row.get("generators", ())):
             self._mark("generator busy")
         if figures.get("behind"):
             self._mark("fell behind the schedule")
@@ -145,18 +145,18 @@ def collect(run: Run) -> Figures:
         (turn["part"], turn["round"], turn["workload"], turn["system"]): turn.get("faults", []) for turn in run.turns
     }
     results: dict[tuple[str, str, str], Result] = {}
-    for told in run.results:
-        if told["void"]:
+    for row in run.results:
+        if row["void"]:
             continue
-        key = (told["workload"], told["label"], told["system"])
+        key = (row["workload"], row["label"], row["system"])
         result = results.setdefault(key, Result(*key))
-        result.take(told, faults.get((told["part"], told["round"], told["workload"], told["system"]), ()))
+        result.take(row, faults.get((row["part"], row["round"], row["workload"], row["system"]), ()))
     return Figures(run, results)
 
 
-def not_green(told: Mapping[str, Any]) -> str:
+def not_green(row: Mapping[str, Any]) -> str:
     """The breaches that the judge found, as text."""
-    verdict = told["verdict"]
+    verdict = row["verdict"]
     found = ", ".join(f"{verdict[name]} {name}" for name in BREACHES if verdict.get(name))
     return f"NOT GREEN: {found}"
 

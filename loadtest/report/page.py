@@ -54,8 +54,8 @@ def _systems(figures: Figures) -> tables.Table:
     for name in figures.systems:
         about = figures.run.systems[name]
         versions, options = (
-            plain(", ".join(f"{key} {value}" for key, value in about.get(told, {}).items()))
-            for told in ("versions", "configuration")
+            plain(", ".join(f"{key} {value}" for key, value in about.get(section, {}).items()))
+            for section in ("versions", "configuration")
         )
         durability = f"{figures.letter(name)}: {about.get('durability', {}).get('sentence', '')}"
         rows.append((name, durability, str(about.get("says", "")), versions, options))

@@ -28,7 +28,7 @@ ABOUT = (
 _LOAD = ("mode", "record_bytes", "batch_bytes", "window", "tasks", "rate", "producers", "warmup_s", "seconds")
 _OF_MODE = {"window": "window", "rate": "open", "tasks": "await"}
 _FAULTS = ("rate", "record_bytes", "faults", "calm_s", "frozen_s")
-_TOLD = {
+_SHOWN = {
     "load": _LOAD,
     "catch-up": (*_LOAD, "backlog_mb"),
     "idle": ("idle_s",),
@@ -147,32 +147,32 @@ def _again(figures: Figures) -> list[str]:
 
 
 def _machine(figures: Figures) -> list[str]:
-    said = []
+    lines = []
     for part in figures.run.parts:
         machine = part.get("machine", {})
-        said.append(
+        lines.append(
             f"- {machine.get('cpus')} CPUs ({machine.get('cpu')}), {(machine.get('memory_bytes') or 0) / 2**30:.0f} "
             f"GiB, kernel {machine.get('kernel')}, Python {part.get('python')}, commit {part.get('commit')}, "
             f"seed {part.get('seed')}"
         )
-    return ["\n".join(dict.fromkeys(said))]
+    return ["\n".join(dict.fromkeys(lines))]
 
 
 def _asked(about: Mapping[str, Any]) -> str:
     """What a workload asks, and the options that its cells share."""
     asks = str(about.get("asks", ""))
-    said = f"{asks[:1].upper()}{asks[1:]}."
+    text = f"{asks[:1].upper()}{asks[1:]}."
     shapes = [cell.get("shape", {}) for cell in about.get("cells", ())]
     script = shapes[0].get("script") if shapes else None
     common = []
-    for name in _TOLD.get(str(script), ()):
+    for name in _SHOWN.get(str(script), ()):
         if name in _OF_MODE and shapes[0].get("mode") != _OF_MODE[name]:
             continue
         values = {shape.get(name) for shape in shapes}
         value = values.pop() if len(values) == 1 else None
         if value:
             common.append(f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}")
-    return f"{said} {', '.join(common)}." if common else said
+    return f"{text} {', '.join(common)}." if common else text
 
 
 def goal_table(figures: Figures) -> Table:
@@ -243,8 +243,8 @@ def stat_text(result: Result, column: columns.Column) -> str:
     if stat is None:
         return ""
     if stat.rounds == 1:
-        return column.said(stat.median)
-    return f"{column.said(stat.median)} ({column.said(stat.low)}-{column.said(stat.high)})"
+        return column.as_text(stat.median)
+    return f"{column.as_text(stat.median)} ({column.as_text(stat.low)}-{column.as_text(stat.high)})"
 
 
 def _missed(figures: Figures, notes: Sequence[compare.Note]) -> list[str]:
@@ -254,15 +254,15 @@ def _missed(figures: Figures, notes: Sequence[compare.Note]) -> list[str]:
 
 def _lists(figures: Figures, notes: Sequence[compare.Note]) -> list[str]:
     general = "\n".join(f"- {note.text}" for note in notes if note.is_general)
-    said = ["## Before you compare", general] if general else []
+    parts = ["## Before you compare", general] if general else []
     for title, lines in duel_lists(figures, notes).items():
-        said += [f"## {title}", "\n".join(f"- {line}" for line in lines) or "Nowhere."]
+        parts += [f"## {title}", "\n".join(f"- {line}" for line in lines) or "Nowhere."]
     found = compare.duels(figures)
     if found:
         wins, losses = sum(duel.is_win for duel in found), sum(duel.is_loss for duel in found)
         even = len(found) - wins - losses
-        said.append(f"Comparisons: {wins} better, {losses} worse, {even} even (within {compare.EVEN:.0%}).")
-    return said
+        parts.append(f"Comparisons: {wins} better, {losses} worse, {even} even (within {compare.EVEN:.0%}).")
+    return parts
 
 
 def duel_lists(figures: Figures, notes: Sequence[compare.Note]) -> dict[str, list[str]]:
@@ -281,11 +281,11 @@ def duel_lists(figures: Figures, notes: Sequence[compare.Note]) -> dict[str, lis
 def duel_text(figures: Figures, duel: compare.Duel, word: str) -> str:
     """One comparison as text."""
     times = duel.better if word == "better" else (1 / duel.better if duel.better else float("inf"))
-    said = f"{number(times)}x {word}" if times != float("inf") else f"{word} (no ratio: one value is 0)"
-    ours, theirs = duel.column.said(duel.ours), duel.column.said(duel.theirs)
+    ratio = f"{number(times)}x {word}" if times != float("inf") else f"{word} (no ratio: one value is 0)"
+    ours, theirs = duel.column.as_text(duel.ours), duel.column.as_text(duel.theirs)
     kind = figures.letter(duel.system)
     text = (
-        f"{duel.workload} {duel.label}, {duel.column.title}: {ours} against {theirs} of {duel.system} ({kind}), {said}"
+        f"{duel.workload} {duel.label}, {duel.column.title}: {ours} against {theirs} of {duel.system} ({kind}), {ratio}"
     )
     return ". ".join([text, *duel.notes])
 
@@ -308,5 +308,5 @@ def console(figures: Figures) -> str:
 def _line(result: Result, wanted: Sequence[columns.Column]) -> str:
     if result.why:
         return result.why
-    told = [f"{c.title}={stat_text(result, c)}" for c in wanted if result.stat(c.figure) is not None]
-    return "  ".join([*told, *(f"[{mark}]" for mark in result.marks)])
+    figures = [f"{c.title}={stat_text(result, c)}" for c in wanted if result.stat(c.figure) is not None]
+    return "  ".join([*figures, *(f"[{mark}]" for mark in result.marks)])

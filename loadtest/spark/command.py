@@ -81,7 +81,7 @@ RATIOS = (
 
 
 @dataclass(slots=True)
-class Told:
+class CellResult:
     """A cell's figures, one per round. why_not: why there are none."""
 
     cell: Cell
@@ -174,7 +174,7 @@ class Run:
         self._voids = voids
         self._wanted = wanted
         self._bounds = host_conditions.Thresholds(foreign_max=foreign)
-        self._told = [Told(cell) for cell in CELLS]
+        self._results = [CellResult(cell) for cell in CELLS]
         self._systems: dict[str, System] = {}
         self._versions: dict[str, str] = {}
         self._turns: list[dict[str, Any]] = []
@@ -206,7 +206,7 @@ class Run:
                 records=self._records,
                 region_bytes=self._region_bytes,
             )
-            _tell("starting Spark")
+            _print_progress("starting Spark")
             bench = await asyncio.to_thread(Bench, where)
             stack.push_async_callback(asyncio.to_thread, bench.close)
             await self._prepare(bench)
@@ -226,7 +226,7 @@ class Run:
             version, found = jars.found()
             await self._start_one("kafka", KAFKA, room, stack)
             if "region" in self._wanted:
-                _tell(f"region: writing {self._region_bytes:,} bytes")
+                _print_progress(f"region: writing {self._region_bytes:,} bytes")
                 await regions.fill_region(self._systems["kafka"].address()["bootstrap"], self._region_bytes)
         except CannotRunError as error:
             self._leave_out("kafka", str(error))
@@ -242,10 +242,10 @@ class Run:
         directory = room / name
         directory.mkdir()
         stack.push_async_callback(system.stop)
-        _tell(f"starting {name}")
+        _print_progress(f"starting {name}")
         await system.start(directory, {**variant.preset, **options})
         if name in self._wanted:
-            _tell(f"{name}: writing {self._records:,} records of {RECORD_BYTES} bytes")
+            _print_progress(f"{name}: writing {self._records:,} records of {RECORD_BYTES} bytes")
             await system.create_all([SCANNED, SMALL])
             await fill(system, SCANNED, self._records, directory)
             await fill(system, SMALL, SMALL_RECORDS, directory, one_by_one=True)
@@ -257,8 +257,8 @@ class Run:
         if "parquet" in self._wanted:
             await asyncio.to_thread(bench.write_parquet)
         for name, source in (("dlog", bench.dlog), ("kafka", bench.kafka), ("parquet", bench.parquet)):
-            if any(told.cell.source == name and not told.why_not for told in self._told):
-                _tell(f"{name}: verifying every record")
+            if any(result.cell.source == name and not result.why_not for result in self._results):
+                _print_progress(f"{name}: verifying every record")
                 try:
                     await asyncio.to_thread(bench.verify, name, source)
                 except WrongRecordsError as error:
@@ -266,36 +266,36 @@ class Run:
                     self._leave_out(name, str(error))
 
     def _leave_out(self, source: str, why: str) -> None:
-        for told in self._told:
-            if told.cell.source == source:
-                told.why_not = told.why_not or why
+        for result in self._results:
+            if result.cell.source == source:
+                result.why_not = result.why_not or why
 
     # ---- rounds -----------------------------------------------------------------------------------------------------
 
     async def _all_rounds(self, bench: Bench, room: Path) -> None:
         for number in range(self._warm_up):
-            _tell("warm-up round")
+            _print_progress("warm-up round")
             await self._round(bench, room, number, counts=False)
         good = voids = 0
         while good < self._rounds:
             faults = await self._round(bench, room, good + voids, counts=True)
             if faults and voids < self._voids:
                 voids += 1
-                _tell(f"round {good + 1}: void, repeated; host conditions: {'; '.join(faults)}")
-                for told in self._told:
-                    del told.figures[good:], told.cpu_s[good:]
+                _print_progress(f"round {good + 1}: void, repeated; host conditions: {'; '.join(faults)}")
+                for result in self._results:
+                    del result.figures[good:], result.cpu_s[good:]
                 continue
             good += 1
-            _tell(f"round {good}: " + ("; ".join(faults) or "good host conditions"))
+            _print_progress(f"round {good}: " + ("; ".join(faults) or "good host conditions"))
 
     async def _round(self, bench: Bench, room: Path, number: int, *, counts: bool) -> list[str]:
         """Measure each cell; the exceeded thresholds."""
         turn = host_conditions.Turn(await host_conditions.look(room))
         before, used = host_conditions.cpu_times(), self._used()
-        shift = number % len(self._told)
-        for told in self._told[shift:] + self._told[:shift]:  # no cell is always the first
-            if not told.why_not:
-                await self._measure(bench, told, counts=counts)
+        shift = number % len(self._results)
+        for result in self._results[shift:] + self._results[:shift]:  # no cell is always the first
+            if not result.why_not:
+                await self._measure(bench, result, counts=counts)
         now = host_conditions.cpu_times()
         mine = sum(cpu.since(self._used(), used).values())
         _, turn.steal = now.since(before)
@@ -305,25 +305,25 @@ class Run:
             self._turns.append(turn.as_json())
         return turn.faults
 
-    async def _measure(self, bench: Bench, told: Told, *, counts: bool) -> None:
+    async def _measure(self, bench: Bench, result: CellResult, *, counts: bool) -> None:
         try:
-            await asyncio.to_thread(told.cell.before, bench)
+            await asyncio.to_thread(result.cell.before, bench)
             before = self._used()
-            figure = await asyncio.to_thread(told.cell.run, bench)
+            figure = await asyncio.to_thread(result.cell.run, bench)
         except WrongRecordsError as error:
             self._wrong = True
-            told.why_not, told.figures, told.cpu_s = str(error), [], []
+            result.why_not, result.figures, result.cpu_s = str(error), [], []
             return
         except (CannotRunError, ImportError) as error:
-            told.why_not = str(error)
+            result.why_not = str(error)
             return
         except Exception as error:  # noqa: BLE001 - any error of Spark fails this cell only
             self._wrong = True
-            told.why_not, told.figures, told.cpu_s = f"{type(error).__name__}: {error}"[:500], [], []
+            result.why_not, result.figures, result.cpu_s = f"{type(error).__name__}: {error}"[:500], [], []
             return
         if counts:
-            told.figures.append(figure)
-            told.cpu_s.append(cpu.since(self._used(), before))
+            result.figures.append(figure)
+            result.cpu_s.append(cpu.since(self._used(), before))
 
     def _used(self) -> dict[str, float]:
         return cpu.by_role({role: pids for s in self._systems.values() for role, pids in s.processes().items()})
@@ -339,18 +339,18 @@ class Run:
             "machine": machine(),
             "commit": commit(),
             "versions": self._versions,
-            "cells": [told.as_json() for told in self._told],
+            "cells": [result.as_json() for result in self._results],
             "goals": self._goals(),
             "turns": self._turns,
         }
 
     def _goals(self) -> dict[str, dict[str, Any]]:
-        by_name = {told.cell.name: told.median for told in self._told}
+        by_name = {result.cell.name: result.median for result in self._results}
         goals: dict[str, dict[str, Any]] = {}
-        for told in self._told:
-            if told.cell.goal and told.median is not None:
-                is_met = told.cell.is_met(told.median)
-                goals[told.cell.name] = {"goal": told.cell.goal, "reached": round(told.median, 1), "met": is_met}
+        for result in self._results:
+            if result.cell.goal and result.median is not None:
+                is_met = result.cell.is_met(result.median)
+                goals[result.cell.name] = {"goal": result.cell.goal, "reached": round(result.median, 1), "met": is_met}
         for name, one, other, bound in RATIOS:
             ours, theirs = by_name[one], by_name[other]
             if ours and theirs:
@@ -362,16 +362,16 @@ class Run:
         head = f"W18: {self._records:,} records of {sizes}, local[2], {self._rounds} rounds; "
         lines = [head + ", ".join(f"{name} {version}" for name, version in self._versions.items())]
         lines.append(f"{'cell':33} {'median':>9} {'least':>8} {'most':>8} unit  CPU-s per round")
-        for told in self._told:
-            if told.median is None:
-                lines.append(f"{told.cell.name:33} not run: {told.why_not}")
+        for result in self._results:
+            if result.median is None:
+                lines.append(f"{result.cell.name:33} not run: {result.why_not}")
                 continue
-            values = [figure.value for figure in told.figures]
-            roles = {role for used in told.cpu_s for role in used}
-            middle = {role: statistics.median(used.get(role, 0.0) for used in told.cpu_s) for role in sorted(roles)}
+            values = [figure.value for figure in result.figures]
+            roles = {role for used in result.cpu_s for role in used}
+            middle = {role: statistics.median(used.get(role, 0.0) for used in result.cpu_s) for role in sorted(roles)}
             spent = " ".join(f"{role} {seconds:.2f}" for role, seconds in middle.items() if seconds >= 0.05)
-            figures = f"{told.median:9,.0f} {min(values):8,.0f} {max(values):8,.0f}"
-            lines.append(f"{told.cell.name:33} {figures} {told.cell.unit:5} {spent}")
+            figures = f"{result.median:9,.0f} {min(values):8,.0f} {max(values):8,.0f}"
+            lines.append(f"{result.cell.name:33} {figures} {result.cell.unit:5} {spent}")
         for name, goal in self._goals().items():
             lines.append(
                 f"goal {name}: {goal['goal']:g}, reached {goal['reached']:g}: {'met' if goal['met'] else 'NOT MET'}"
@@ -382,5 +382,5 @@ class Run:
         return "\n".join(lines)
 
 
-def _tell(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

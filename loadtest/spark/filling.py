@@ -43,9 +43,11 @@ async def fill(system: System, log: str, records: int, room: Path, *, one_by_one
     try:
         await generator.start(command, {**job, **more}, room / f"{log}.stderr")
         generator.go(time.monotonic_ns())
-        told = await generator.result(_PATIENCE_S)
+        result = await generator.result(_PATIENCE_S)
     finally:
         await generator.end()
         history.unlink(missing_ok=True)
-    if told["failed"] or told["acked"] != told["sent"] or told["acked"] != records:
-        raise CannotRunError(f"not all records were acknowledged: {told['acked']} of {records}, {told['errors'][:1]}")
+    if result["failed"] or result["acked"] != result["sent"] or result["acked"] != records:
+        raise CannotRunError(
+            f"not all records were acknowledged: {result['acked']} of {records}, {result['errors'][:1]}"
+        )

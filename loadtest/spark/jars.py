@@ -46,7 +46,7 @@ def install() -> bool:
     if maven is None:
         raise PartMissingError("no mvn on PATH to fetch the jars of Spark's Kafka source: run apt-get install maven")
     DIRECTORY.mkdir(parents=True, exist_ok=True)
-    said: list[str] = []
+    errors: list[str] = []
     for version in dict.fromkeys((wanted, ELSE)):
         with tempfile.TemporaryDirectory(dir=DIRECTORY, prefix=".fetching-") as work:
             jars = Path(work) / "jars"
@@ -60,8 +60,8 @@ def install() -> bool:
                     FETCH_S,
                 )
             except FetchFailedError as error:
-                said.append(f"{version}: {error}")
+                errors.append(f"{version}: {error}")
                 continue
             jars.rename(DIRECTORY / version)
             return True
-    raise FetchFailedError(f"Maven has no {ARTIFACTS[0]}: {' '.join(said)[-800:]}")
+    raise FetchFailedError(f"Maven has no {ARTIFACTS[0]}: {' '.join(errors)[-800:]}")

@@ -137,7 +137,7 @@ class Bench:
 
     def verify(self, name: str, source: Callable[[str], DataFrame]) -> None:
         """Check the CRC of each record, and that each is there once. Raises WrongRecordsError."""
-        told = (
+        row = (
             source("value")
             .selectExpr(
                 "crc32(concat(substring(value, 25), substring(value, 5, 20))) = "
@@ -155,8 +155,8 @@ class Bench:
             .asDict()
         )
         n = self.where.records
-        if told != {"n": n, "good": n, "apart": n, "first": 0, "last": n - 1}:
-            raise WrongRecordsError(f"{name} returned other records than were written: records={n} found={told}")
+        if row != {"n": n, "good": n, "apart": n, "first": 0, "last": n - 1}:
+            raise WrongRecordsError(f"{name} returned other records than were written: records={n} found={row}")
 
     # ---- figures ----------------------------------------------------------------------------------------------------
 
@@ -191,20 +191,20 @@ class Bench:
         several executions, of which one scans."""
         store, end_s = self._store(), time.monotonic() + _METRICS_S
         while time.monotonic() < end_s:
-            told: list[int] = []
+            counts: list[int] = []
             executions = store.executionsList()  # Spark keeps the newest
             for directory in range(executions.size() - 1, -1, -1):
                 one = executions.apply(directory)
                 if one.executionId() <= before:
-                    return max(told, default=0)
+                    return max(counts, default=0)
                 if not one.completionTime().isDefined() or one.metricValues() is None:
                     break
                 values = store.executionMetrics(one.executionId())
                 metrics = [one.metrics().apply(i) for i in range(one.metrics().size())]
                 found = [values.get(m.accumulatorId()) for m in metrics if m.name() == "number of output rows"]
-                told += [int(rows.get().replace(",", "")) for rows in found if rows.isDefined()]
+                counts += [int(rows.get().replace(",", "")) for rows in found if rows.isDefined()]
             else:
-                return max(told, default=0)
+                return max(counts, default=0)
             time.sleep(0.02)
         raise CannotRunError("Spark reported no row count for a query")
 
@@ -221,8 +221,8 @@ class Bench:
             .start()
         )
         query.awaitTermination()
-        told = [json.loads(progress.json) for progress in query.recentProgress]
-        full = [one for one in told if one["numInputRows"]]
+        reports = [json.loads(progress.json) for progress in query.recentProgress]
+        full = [one for one in reports if one["numInputRows"]]
         records = sum(one["numInputRows"] for one in full)
         if len(full) <= BATCHES_FIRST:
             raise WrongRecordsError(f"too few micro-batches: source={source} batches={len(full)}")

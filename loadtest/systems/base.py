@@ -294,7 +294,7 @@ class Refused:
     unknown: bool
 
 
-Tell = Callable[[Acked | Refused], None]
+OnAnswer = Callable[[Acked | Refused], None]
 
 
 class Writer(ABC):
@@ -304,7 +304,7 @@ class Writer(ABC):
     async def hand_over(self, records: Sequence[bytes]) -> None:
         """Accept single records without waiting for answers; the client sends them as it does when set up for speed.
 
-        Returns when they are accepted (waits if the client has a limit). Answers go to `tell`, in any grouping.
+        Returns when they are accepted (waits if the client has a limit). Answers go to `on_answer`, in any grouping.
         """
 
     @abstractmethod
@@ -313,7 +313,7 @@ class Writer(ABC):
 
     @abstractmethod
     async def append(self, record: bytes) -> Position | None:
-        """Append one record and await its acknowledgement. Does not call `tell`. Raises on failure."""
+        """Append one record and await its acknowledgement. Does not call `on_answer`. Raises on failure."""
 
     @abstractmethod
     async def flush(self) -> None:
@@ -336,7 +336,7 @@ class Client(ABC):
     async def close(self) -> None: ...
 
     @abstractmethod
-    async def writer(self, log: str, tell: Tell) -> Writer:
+    async def writer(self, log: str, on_answer: OnAnswer) -> Writer:
         """A writer of one log, with the full durability of the system's class."""
 
     @abstractmethod

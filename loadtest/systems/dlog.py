@@ -40,10 +40,10 @@ from loadtest.systems.base import (
     Durability,
     Flavour,
     Node,
+    OnAnswer,
     Position,
     Refused,
     System,
-    Tell,
     Variant,
     Writer,
 )
@@ -301,11 +301,11 @@ class DlogClient(Client):
         await self._tasks.stop()
         await self._client.close(orderly=False)
 
-    async def writer(self, log: str, tell: Tell) -> DlogWriter:
-        return DlogWriter(self._client, self._unanswered, log, tell)
+    async def writer(self, log: str, on_answer: OnAnswer) -> DlogWriter:
+        return DlogWriter(self._client, self._unanswered, log, on_answer)
 
     async def _watch(self) -> None:
-        """Have failures told also when nothing more is handed over."""
+        """Have failures reported also when nothing more is handed over."""
         while True:
             await asyncio.sleep(WATCH_S)
             for writer in tuple(self._unanswered):
@@ -328,16 +328,16 @@ class DlogWriter(Writer):
     A failure ends a pipeline; a new one follows. unanswered: this writer is in it while a record has no answer.
     """
 
-    def __init__(self, client: dlog.Client, unanswered: dict[DlogWriter, None], log: str, tell: Tell) -> None:
+    def __init__(self, client: dlog.Client, unanswered: dict[DlogWriter, None], log: str, on_answer: OnAnswer) -> None:
         self._client = client
         self._unanswered = unanswered
         self._log = log
-        self._tell = tell
+        self._on_answer = on_answer
         self._index = 0  # index of the next record given to this writer
         self._taken = 0  # records given to the pipeline
-        self._told = 0  # of those, records answered
+        self._answered = 0  # of those, records answered
         self._shifts: deque[tuple[int, int]] = deque()  # (record of the pipeline, offset from here on to its index)
-        self._all_told = asyncio.Event()
+        self._all_answered = asyncio.Event()
         self._pipeline = self._begin()
 
     async def hand_over(self, records: Sequence[bytes]) -> None:
@@ -370,9 +370,9 @@ class DlogWriter(Writer):
         return tuple(dlsn) if dlsn.slot >= 0 else None
 
     async def flush(self) -> None:
-        while self._told < self._taken:
-            self._all_told.clear()
-            await self._all_told.wait()
+        while self._answered < self._taken:
+            self._all_answered.clear()
+            await self._all_answered.wait()
 
     async def close(self) -> None:
         pass  # closing the client ends pending appends
@@ -383,14 +383,14 @@ class DlogWriter(Writer):
         self._unanswered[self] = None
 
     def _begin(self) -> Pipeline:
-        self._taken = self._told = 0
+        self._taken = self._answered = 0
         self._shifts = deque([(0, self._index)])
         return self._client.pipeline(self._log, self._written)
 
     def _written(self, row: dlog.BatchResult) -> None:
-        self._told = row.index + row.count
-        self._tell(Acked(self._index_of(row.index), row.count, tuple(row.first) if row.first.slot >= 0 else None))
-        if self._told == self._taken:
+        self._answered = row.index + row.count
+        self._on_answer(Acked(self._index_of(row.index), row.count, tuple(row.first) if row.first.slot >= 0 else None))
+        if self._answered == self._taken:
             self._has_answers()
 
     def _index_of(self, taken: int) -> int:
@@ -401,10 +401,10 @@ class DlogWriter(Writer):
 
     def _has_answers(self) -> None:
         self._unanswered.pop(self, None)
-        self._all_told.set()
+        self._all_answered.set()
 
     async def report_failure(self) -> None:
-        """If the pipeline has failed, tell the fates of its records."""
+        """If the pipeline has failed, report the fates of its records."""
         pipeline = self._pipeline
         try:
             await pipeline.room()
@@ -414,11 +414,11 @@ class DlogWriter(Writer):
 
     def _failed(self, error: DLogError) -> None:
         """Refuse all unanswered records and begin another pipeline."""
-        while self._told < self._taken:
-            first = self._index_of(self._told)
+        while self._answered < self._taken:
+            first = self._index_of(self._answered)
             end = self._shifts[1][0] if len(self._shifts) > 1 else self._taken
-            self._tell(Refused(first, end - self._told, str(error), error.outcome_unknown))
-            self._told = end
+            self._on_answer(Refused(first, end - self._answered, str(error), error.outcome_unknown))
+            self._answered = end
         self._pipeline = self._begin()
         self._has_answers()
 

@@ -21,7 +21,7 @@ from dlog.io.ledgers import Ledgers, resolver
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
 from dlog.model.quorum import Quorum
-from loadtest.systems.base import Acked, Client, Flavour, NotApplicable, Position, Refused, Tell, Writer
+from loadtest.systems.base import Acked, Client, Flavour, NotApplicable, OnAnswer, Position, Refused, Writer
 from loadtest.systems.dlog import Dlog
 from loadtest.systems.lost_copies import NAMESPACE
 
@@ -76,8 +76,8 @@ class LedgerClient(Client):
     async def close(self) -> None:
         await self._stack.aclose()
 
-    async def writer(self, log: str, tell: Tell) -> LedgerLogWriter:
-        return LedgerLogWriter(await self._ledgers.create(QUORUM, custom=((LOG, log.encode()),)), tell)
+    async def writer(self, log: str, on_answer: OnAnswer) -> LedgerLogWriter:
+        return LedgerLogWriter(await self._ledgers.create(QUORUM, custom=((LOG, log.encode()),)), on_answer)
 
     async def read(
         self, log: str, *, tail: bool, follow: bool
@@ -105,14 +105,14 @@ class LedgerClient(Client):
 class LedgerLogWriter(Writer):
     """One ledger. If it fails, so does all that is handed over later."""
 
-    def __init__(self, writer: LedgerWriter, tell: Tell) -> None:
+    def __init__(self, writer: LedgerWriter, on_answer: OnAnswer) -> None:
         self._writer = writer
-        self._tell = tell
+        self._on_answer = on_answer
         self._index = 0  # of the next record given to this writer
         self._waiting = 0  # records without an answer
-        self._run: tuple[int, EntryId] | None = None  # first record and its entry, acknowledged but not told
+        self._run: tuple[int, EntryId] | None = None  # first record and its entry, acknowledged but not reported
         self._count = 0  # records of this run
-        self._all_told = asyncio.Event()
+        self._all_answered = asyncio.Event()
 
     async def hand_over(self, records: Sequence[bytes]) -> None:
         for record in records:
@@ -132,19 +132,19 @@ class LedgerLogWriter(Writer):
 
     async def flush(self) -> None:
         while self._waiting:
-            self._all_told.clear()
-            await self._all_told.wait()
+            self._all_answered.clear()
+            await self._all_answered.wait()
 
     async def close(self) -> None:
         await self._writer.close()
 
     def _answered(self, index: int, result: EntryId | DLogError) -> None:
-        """Note an answer; those of one turn of the event loop are told together."""
+        """Note an answer; those of one turn of the event loop are reported together."""
         if isinstance(result, DLogError):
             self._report_run()
             self._waiting -= 1
-            self._tell(Refused(index, 1, str(result), result.outcome_unknown))
-            self._all_told.set()
+            self._on_answer(Refused(index, 1, str(result), result.outcome_unknown))
+            self._all_answered.set()
             return
         if self._run is not None and index != self._run[0] + self._count:
             self._report_run()
@@ -159,5 +159,5 @@ class LedgerLogWriter(Writer):
         (index, entry), count = self._run, self._count
         self._run, self._count = None, 0
         self._waiting -= count
-        self._tell(Acked(index, count, (self._writer.ledger_id, entry)))
-        self._all_told.set()
+        self._on_answer(Acked(index, count, (self._writer.ledger_id, entry)))
+        self._all_answered.set()

@@ -26,11 +26,11 @@ from loadtest.systems.base import (
     Durability,
     Flavour,
     NotApplicable,
+    OnAnswer,
     Position,
     Refused,
     Reopened,
     System,
-    Tell,
     Writer,
 )
 from loadtest.systems.kafka import KafkaSystem
@@ -166,8 +166,8 @@ class RegionClient(Client):
         if not self._crashes:
             await self._regions.__aexit__(None, None, None)
 
-    async def writer(self, log: str, tell: Tell) -> RegionWriter:
-        return RegionWriter(await self._regions.open(log), self._tables, tell)
+    async def writer(self, log: str, on_answer: OnAnswer) -> RegionWriter:
+        return RegionWriter(await self._regions.open(log), self._tables, on_answer)
 
     async def read(
         self, log: str, *, tail: bool, follow: bool
@@ -194,8 +194,8 @@ class RegionClient(Client):
 class TaskWriter(Writer):
     """A writer whose appends are coroutines of a batch."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, on_answer: OnAnswer) -> None:
+        self._on_answer = on_answer
         self._next = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -224,9 +224,9 @@ class TaskWriter(Writer):
         try:
             position = await self._put(first, records)
         except DLogError as error:
-            self._tell(Refused(first, len(records), str(error), error.outcome_unknown))
+            self._on_answer(Refused(first, len(records), str(error), error.outcome_unknown))
         else:
-            self._tell(Acked(first, len(records), (position,)))
+            self._on_answer(Acked(first, len(records), (position,)))
 
     @abstractmethod
     async def _put(self, first: int, records: Sequence[bytes]) -> int:
@@ -236,8 +236,8 @@ class TaskWriter(Writer):
 class RegionWriter(TaskWriter):
     """One region, whose tables get records in turns."""
 
-    def __init__(self, region: Any, tables: int, tell: Tell) -> None:
-        super().__init__(tell)
+    def __init__(self, region: Any, tables: int, on_answer: OnAnswer) -> None:
+        super().__init__(on_answer)
         self._region = region
         self._tables = tables
         self._before = sum(table.next_seq_num - 1 for table in region.tables.values())  # of earlier producers
@@ -266,8 +266,8 @@ class DirectoryClient(Client):
     async def close(self) -> None:
         """Does nothing: no file is open between calls."""
 
-    async def writer(self, log: str, tell: Tell) -> TopicWriter:
-        return TopicWriter(self._topics, log, tell)
+    async def writer(self, log: str, on_answer: OnAnswer) -> TopicWriter:
+        return TopicWriter(self._topics, log, on_answer)
 
     async def read(
         self, log: str, *, tail: bool, follow: bool
@@ -283,8 +283,8 @@ class DirectoryClient(Client):
 class TopicWriter(TaskWriter):
     """One topic of a directory."""
 
-    def __init__(self, topics: FileTopics, log: str, tell: Tell) -> None:
-        super().__init__(tell)
+    def __init__(self, topics: FileTopics, log: str, on_answer: OnAnswer) -> None:
+        super().__init__(on_answer)
         self._topics = topics
         self._log = log
 

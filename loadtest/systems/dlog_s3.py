@@ -79,6 +79,6 @@ class DlogS3(Dlog):
             case "commit":
                 return await object_commits.measure(self.running(), streams=shape.logs, seconds=shape.seconds)
             case "node-kill":
-                told = (str(self._room), str(shape.logs), str(shape.backlog_mb))
-                return await figures_of("loadtest.object_node_kill", *told, **self._server.environment)
+                arguments = (str(self._room), str(shape.logs), str(shape.backlog_mb))
+                return await figures_of("loadtest.object_node_kill", *arguments, **self._server.environment)
         return await super().examine(shape)

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest.systems.base import Client, Flavour, NotApplicable, Position, Tell, Variant
+from loadtest.systems.base import Client, Flavour, NotApplicable, OnAnswer, Position, Variant
 from loadtest.systems.dlog_regions import DirectorySystem, TaskWriter
 
 READ_RECORDS = 1024
@@ -48,8 +48,8 @@ class FileClient(Client):
     async def close(self) -> None:
         """Does nothing."""
 
-    async def writer(self, log: str, tell: Tell) -> FileWriter:
-        return FileWriter(self._root / log, tell)
+    async def writer(self, log: str, on_answer: OnAnswer) -> FileWriter:
+        return FileWriter(self._root / log, on_answer)
 
     async def read(
         self, log: str, *, tail: bool, follow: bool
@@ -67,8 +67,8 @@ class FileClient(Client):
 class FileWriter(TaskWriter):
     """One file."""
 
-    def __init__(self, path: Path, tell: Tell) -> None:
-        super().__init__(tell)
+    def __init__(self, path: Path, on_answer: OnAnswer) -> None:
+        super().__init__(on_answer)
         self._size = path.with_name(f"{path.name}.size")
         self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         self._end = os.fstat(self._fd).st_size

@@ -181,10 +181,10 @@ def run(command: Sequence[str], within_s: float, **environment: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise FetchFailedError(f"{Path(command[0]).name} did not finish: {error}"[:500]) from error
-    said = done.stdout.decode(errors="replace").strip()
+    output = done.stdout.decode(errors="replace").strip()
     if done.returncode:
-        raise FetchFailedError(f"{Path(command[0]).name} failed: code={done.returncode} output={said[-1500:]}")
-    return said
+        raise FetchFailedError(f"{Path(command[0]).name} failed: code={done.returncode} output={output[-1500:]}")
+    return output
 
 
 def _digest(files: Sequence[Path]) -> str:

@@ -35,10 +35,10 @@ from loadtest.systems.base import (
     Client,
     Durability,
     Flavour,
+    OnAnswer,
     Position,
     Refused,
     System,
-    Tell,
     Variant,
     Writer,
 )
@@ -175,7 +175,7 @@ class KafkaSystem(ServerSystem):
         return {key: self._options[key] for key in ("brokers", "replicas", "in_sync", "heap_mib")}
 
     async def topics(self) -> list[str]:
-        """The names of all topics but Kafka's own, as a broker tells them."""
+        """The names of all topics but Kafka's own, as a broker lists them."""
         admin = await self._ask()
         return [name for name in await admin.list_topics() if not name.startswith("__")]
 
@@ -275,13 +275,13 @@ class KafkaSystem(ServerSystem):
         return None
 
     def address(self) -> dict[str, Any]:
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "bootstrap": ",".join(server.address for server in self._servers),
             "request_timeout_ms": self._numbers["request_timeout_ms"],
         }
         if self._is_aiokafka:
-            told["batch_size"] = APPEND_BYTES  # as large as a region's, where the producer makes the batches
-        return told | {key: self._options[key] for key in ("linger_ms", "batch_size") if self._options[key]}
+            fields["batch_size"] = APPEND_BYTES  # as large as a region's, where the producer makes the batches
+        return fields | {key: self._options[key] for key in ("linger_ms", "batch_size") if self._options[key]}
 
     def generator(self, job: Mapping[str, Any], flavour: Flavour) -> tuple[Sequence[str], Mapping[str, Any]]:
         if flavour == "user" or self._is_aiokafka:
@@ -312,12 +312,12 @@ class KafkaSystem(ServerSystem):
                 while todo:
                     try:
                         admin = await self._ask()
-                        told = await admin.create_topics([self._topic(log) for log in todo], timeout_ms=ASK_MANY_MS)
+                        response = await admin.create_topics([self._topic(log) for log in todo], timeout_ms=ASK_MANY_MS)
                     except (KafkaError, OSError) as error:
                         refused = repr(error)
                         await self._close_admin()
                     else:
-                        todo, refused = refused_of(told.topic_errors)
+                        todo, refused = refused_of(response.topic_errors)
                     if todo:
                         await asyncio.sleep(STEP_S)
         except TimeoutError:
@@ -345,8 +345,8 @@ class KafkaSystem(ServerSystem):
     async def owner(self, log: str) -> str:
         async with asyncio.timeout(READY_S):
             while True:
-                for told in await self._describe([log]):
-                    leader = int(told["partitions"][0]["leader"])
+                for description in await self._describe([log]):
+                    leader = int(description["partitions"][0]["leader"])
                     if leader > 0:
                         return f"broker-{leader}"
                 await asyncio.sleep(STEP_S)
@@ -381,12 +381,12 @@ class KafkaSystem(ServerSystem):
             async with asyncio.timeout(within_s):
                 while todo:
                     whole = {
-                        told["topic"]
-                        for told in await self._describe(todo)
-                        if not told["error_code"]
-                        and told["partitions"]
-                        and told["partitions"][0]["leader"] > 0
-                        and len(told["partitions"][0]["isr"]) == self._numbers["replicas"]
+                        description["topic"]
+                        for description in await self._describe(todo)
+                        if not description["error_code"]
+                        and description["partitions"]
+                        and description["partitions"][0]["leader"] > 0
+                        and len(description["partitions"][0]["isr"]) == self._numbers["replicas"]
                     }
                     todo = [topic for topic in todo if topic not in whole]
                     if todo:
@@ -494,9 +494,9 @@ class KafkaClient(Client):
     async def close(self) -> None:
         await self._producer.stop()
 
-    async def writer(self, log: str, tell: Tell) -> KafkaWriter:
+    async def writer(self, log: str, on_answer: OnAnswer) -> KafkaWriter:
         await self._producer.partitions_for(log)
-        return KafkaWriter(self._producer, log, tell)
+        return KafkaWriter(self._producer, log, on_answer)
 
     async def read(
         self, log: str, *, tail: bool, follow: bool
@@ -539,10 +539,10 @@ def _dense(records: Sequence[Any]) -> list[tuple[int, list[bytes]]]:
 class KafkaWriter(Writer):
     """One topic; all topics share a producer."""
 
-    def __init__(self, producer: AIOKafkaProducer, log: str, tell: Tell) -> None:
+    def __init__(self, producer: AIOKafkaProducer, log: str, on_answer: OnAnswer) -> None:
         self._producer = producer
         self._log = log
-        self._tell = tell
+        self._on_answer = on_answer
         self._next = 0
         self._under_way = 0
         self._idle = asyncio.Event()
@@ -556,7 +556,7 @@ class KafkaWriter(Writer):
             try:
                 answer = await self._producer.send(self._log, record, partition=0)
             except Exception as error:  # noqa: BLE001 - any error fails the record
-                self._told(Refused(index, 1, repr(error), True))
+                self._report(Refused(index, 1, repr(error), True))
                 continue
             answer.add_done_callback(partial(self._answered, index, 1))
 
@@ -572,14 +572,14 @@ class KafkaWriter(Writer):
         try:
             answer = await self._producer.send_batch(batch, self._log, partition=0)
         except Exception as error:  # noqa: BLE001 - any error fails the batch
-            self._told(Refused(index, len(records), repr(error), True))
+            self._report(Refused(index, len(records), repr(error), True))
             return
         answer.add_done_callback(partial(self._answered, index, len(records)))
 
     async def append(self, record: bytes) -> Position | None:
-        told = await self._producer.send_and_wait(self._log, record, partition=0)
+        result = await self._producer.send_and_wait(self._log, record, partition=0)
         self._next += 1
-        return (0, told.offset)
+        return (0, result.offset)
 
     async def flush(self) -> None:
         await self._producer.flush()
@@ -591,13 +591,13 @@ class KafkaWriter(Writer):
     def _answered(self, index: int, count: int, answer: asyncio.Future[Any]) -> None:
         error = answer.exception() if not answer.cancelled() else asyncio.CancelledError()
         if error is None:
-            self._told(Acked(index, count, (0, answer.result().offset)))
+            self._report(Acked(index, count, (0, answer.result().offset)))
         else:
-            self._told(Refused(index, count, repr(error), True))
+            self._report(Refused(index, count, repr(error), True))
 
-    def _told(self, answer: Acked | Refused) -> None:
+    def _report(self, answer: Acked | Refused) -> None:
         self._under_way -= answer.count
-        self._tell(answer)
+        self._on_answer(answer)
         if not self._under_way:
             self._idle.set()
 

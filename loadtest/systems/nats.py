@@ -132,8 +132,8 @@ class NatsSystem(ServerSystem):
     # ---- description -------------------------------------------------------------------------------------------------
 
     def versions(self) -> Mapping[str, str]:
-        said = run([str(SERVER), "--version"], 60.0)
-        return {"nats-server": said.rpartition("v")[2], "nats-py": NATS_PY}
+        output = run([str(SERVER), "--version"], 60.0)
+        return {"nats-server": output.rpartition("v")[2], "nats-py": NATS_PY}
 
     def configuration(self) -> Mapping[str, Any]:
         return {
@@ -176,8 +176,8 @@ class NatsSystem(ServerSystem):
     async def owner(self, log: str) -> str:
         async with asyncio.timeout(READY_S):
             while True:
-                told = await self._cluster_of(log)
-                leader = str(told.get("leader") or "")
+                cluster = await self._cluster_of(log)
+                leader = str(cluster.get("leader") or "")
                 if leader and self._server(leader).is_running:
                     return leader
                 await asyncio.sleep(STEP_S)
@@ -198,10 +198,10 @@ class NatsSystem(ServerSystem):
         async with asyncio.timeout(READY_S):
             for log in self._streams:
                 while True:
-                    told = await self._cluster_of(log)
-                    peers = told.get("replicas") or []
+                    cluster = await self._cluster_of(log)
+                    peers = cluster.get("replicas") or []
                     current = [peer for peer in peers if peer.get("current") and not peer.get("offline")]
-                    if told.get("leader") and len(current) == others:
+                    if cluster.get("leader") and len(current) == others:
                         break
                     await asyncio.sleep(STEP_S)
 
@@ -222,11 +222,11 @@ class NatsSystem(ServerSystem):
         try:
             client = await self._connected()
             answer = await client.request(f"$JS.API.STREAM.INFO.{log}", b"", timeout=ASK_S)
-            told: dict[str, Any] = json.loads(answer.data).get("cluster") or {}
+            cluster: dict[str, Any] = json.loads(answer.data).get("cluster") or {}
         except (NatsError, OSError, TimeoutError, ValueError):
             await self._let_go()
             return {}
-        return told
+        return cluster
 
     async def _connected(self) -> NATS:
         async with self._asking:

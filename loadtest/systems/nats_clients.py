@@ -28,7 +28,7 @@ from nats.aio.client import Client as NATS
 from nats.js import JetStreamContext
 from nats.js.api import DeliverPolicy
 
-from loadtest.systems.base import Acked, CannotRunError, Client, Position, Refused, Tell, Writer
+from loadtest.systems.base import Acked, CannotRunError, Client, OnAnswer, Position, Refused, Writer
 from loadtest.systems.nats_wire import Connection, Message
 
 ASK_S = 5.0
@@ -71,8 +71,8 @@ def sequence_of(reply: bytes) -> int:
 class _Pending:
     """Pending messages of one writer: index of the first record -> (records, deadline)."""
 
-    def __init__(self, tell: Tell, ack_wait_s: float) -> None:
-        self.tell = tell
+    def __init__(self, on_answer: OnAnswer, ack_wait_s: float) -> None:
+        self.on_answer = on_answer
         self.next = 0
         self._ack_wait_s = ack_wait_s
         self._waiting: OrderedDict[int, tuple[int, float]] = OrderedDict()
@@ -96,7 +96,7 @@ class _Pending:
     def refuse(self, index: int, error: str) -> None:
         count = self.take(index)
         if count:
-            self.tell(Refused(index, count, error, True))
+            self.on_answer(Refused(index, count, error, True))
 
     def sweep(self, all_of_them: bool = False) -> None:
         """Give up messages past their deadline. Refusals are joined, so that many do not delay a recovering server."""
@@ -113,7 +113,7 @@ class _Pending:
             else:
                 rows.append([index, count])
         for first, count in rows:
-            self.tell(Refused(first, count, why, True))
+            self.on_answer(Refused(first, count, why, True))
 
 
 # ---- pipelined client -----------------------------------------------------------------------------------------------
@@ -145,8 +145,8 @@ class RawClient(Client):
         if self._connection is not None:
             self._connection.close()
 
-    async def writer(self, log: str, tell: Tell) -> RawWriter:
-        writer = RawWriter(self, len(self._writers), log, tell)
+    async def writer(self, log: str, on_answer: OnAnswer) -> RawWriter:
+        writer = RawWriter(self, len(self._writers), log, on_answer)
         self._writers.append(writer)
         writer.attach(await self.connection())
         return writer
@@ -228,7 +228,7 @@ class _Reading:
 
     async def begin(self, sequence: int) -> None:
         """Raises CannotRunError, OSError."""
-        self._connection.subscribe(self._subject, self._hear)
+        self._connection.subscribe(self._subject, self._receive)
         config = {
             "deliver_subject": self._subject.decode(),
             "deliver_policy": "by_start_sequence",
@@ -268,7 +268,7 @@ class _Reading:
                 after = sequence + 1
         return [(after, found)] if found else []
 
-    def _hear(self, messages: list[Message]) -> None:
+    def _receive(self, messages: list[Message]) -> None:
         self._came.append(messages)
         self._news.set()
 
@@ -276,22 +276,22 @@ class _Reading:
 class RawWriter(Writer):
     """One stream."""
 
-    def __init__(self, client: RawClient, number: int, log: str, tell: Tell) -> None:
-        self.pending = _Pending(tell, client.ack_wait_s)
+    def __init__(self, client: RawClient, number: int, log: str, on_answer: OnAnswer) -> None:
+        self.pending = _Pending(on_answer, client.ack_wait_s)
         self._client = client
         self._number = number
         self._log = log.encode()
         self._connection: Connection | None = None
         self._prefix = b""
         self._awaited: dict[int, asyncio.Future[Position]] = {}
-        self._tell = tell
-        self.pending.tell = self._route
+        self._on_answer = on_answer
+        self.pending.on_answer = self._route
 
     def attach(self, connection: Connection) -> None:
         """Publish on this connection."""
         self._connection = connection
         self._prefix = b"%b.w%d." % (connection.inbox, self._number)
-        connection.subscribe(self._prefix + b"*", self._hear)
+        connection.subscribe(self._prefix + b"*", self._receive)
 
     async def hand_over(self, records: Sequence[bytes]) -> None:
         await self._publish(records, [1] * len(records))
@@ -325,7 +325,7 @@ class RawWriter(Writer):
                 self.pending.refuse(index, repr(error))
             await asyncio.sleep(0)
 
-    def _hear(self, messages: list[Message]) -> None:
+    def _receive(self, messages: list[Message]) -> None:
         """Join consecutive acknowledgements into one answer."""
         skip = len(self._prefix)
         first = count = position = 0
@@ -350,9 +350,9 @@ class RawWriter(Writer):
             self._route(Acked(first, count, (position,)))
 
     def _route(self, answer: Acked | Refused) -> None:
-        """Resolve awaited appends; pass other answers to `tell`."""
+        """Resolve awaited appends; pass other answers to `on_answer`."""
         if not self._awaited:
-            self._tell(answer)
+            self._on_answer(answer)
             return
         for index in range(answer.first, answer.first + answer.count):
             future = self._awaited.pop(index, None)
@@ -360,7 +360,7 @@ class RawWriter(Writer):
             if future is None:
                 at = None if position is None else (*position[:-1], position[-1] + index - answer.first)
                 one = Acked(index, 1, at) if isinstance(answer, Acked) else Refused(index, 1, answer.error, True)
-                self._tell(one)
+                self._on_answer(one)
             elif future.done():
                 continue
             elif isinstance(answer, Refused):
@@ -391,7 +391,7 @@ class NatsClient(Client):
             max_reconnect_attempts=-1,
             reconnect_time_wait=0.1,
             pending_size=64 << 20,
-            error_cb=_told_elsewhere,
+            error_cb=_ignore_error,
         )
         return cls(connection, float(address["ack_wait_s"]))
 
@@ -399,8 +399,8 @@ class NatsClient(Client):
         self._sweeping.cancel()
         await self._connection.close()
 
-    async def writer(self, log: str, tell: Tell) -> NatsWriter:
-        writer = NatsWriter(self._stream, log, tell, self._ack_wait_s)
+    async def writer(self, log: str, on_answer: OnAnswer) -> NatsWriter:
+        writer = NatsWriter(self._stream, log, on_answer, self._ack_wait_s)
         self._writers.append(writer)
         return writer
 
@@ -434,18 +434,18 @@ class NatsClient(Client):
                 await given.unsubscribe()
 
 
-async def _told_elsewhere(_: Exception) -> None:
+async def _ignore_error(_: Exception) -> None:
     """Ignore: pending requests raise the error."""
 
 
 class NatsWriter(Writer):
     """One stream: `publish_async`, or `publish` for `append`."""
 
-    def __init__(self, stream: JetStreamContext, log: str, tell: Tell, ack_wait_s: float) -> None:
-        self.pending = _Pending(tell, ack_wait_s)
+    def __init__(self, stream: JetStreamContext, log: str, on_answer: OnAnswer, ack_wait_s: float) -> None:
+        self.pending = _Pending(on_answer, ack_wait_s)
         self._stream = stream
         self._log = log
-        self._tell = tell
+        self._on_answer = on_answer
 
     async def hand_over(self, records: Sequence[bytes]) -> None:
         for record in records:
@@ -483,4 +483,4 @@ class NatsWriter(Writer):
         count = self.pending.take(index)
         if count:
             sequence = answer.result().seq
-            self._tell(Acked(index, count, (sequence,) if count == 1 else (sequence, 0)))
+            self._on_answer(Acked(index, count, (sequence,) if count == 1 else (sequence, 0)))

@@ -28,7 +28,7 @@ class Message(NamedTuple):
     payload: bytes
 
 
-Heard = Callable[[list[Message]], None]
+OnMessages = Callable[[list[Message]], None]
 
 
 class Connection(asyncio.Protocol):
@@ -40,7 +40,7 @@ class Connection(asyncio.Protocol):
         self._lost = lost
         self._transport: asyncio.Transport | None = None
         self._buffer = b""
-        self._heard: dict[bytes, Heard] = {}
+        self._listeners: dict[bytes, OnMessages] = {}
         self._numbers = itertools.count(1)
         self._asked: dict[bytes, asyncio.Future[Message]] = {}
         self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -55,17 +55,17 @@ class Connection(asyncio.Protocol):
             await self._greeted
         self.is_open = True
         self.send(b"CONNECT " + json.dumps(_HELLO).encode() + b"\r\n")
-        self.subscribe(self.inbox + b".ask.*", self._hear_answers)
+        self.subscribe(self.inbox + b".ask.*", self._receive_answers)
 
-    def subscribe(self, subject: bytes, heard: Heard) -> bytes:
-        """`heard` gets all messages of one read at once; returns the id for `unsubscribe`."""
+    def subscribe(self, subject: bytes, on_messages: OnMessages) -> bytes:
+        """`on_messages` gets all messages of one read at once; returns the id for `unsubscribe`."""
         number = b"%d" % next(self._numbers)
-        self._heard[number] = heard
+        self._listeners[number] = on_messages
         self.send(b"SUB %b %b\r\n" % (subject, number))
         return number
 
     def unsubscribe(self, number: bytes) -> None:
-        if self._heard.pop(number, None) is not None and self.is_open:
+        if self._listeners.pop(number, None) is not None and self.is_open:
             self.send(b"UNSUB %b\r\n" % number)
 
     def publish(self, subject: bytes, replies: Sequence[bytes], payloads: Sequence[bytes]) -> None:
@@ -89,10 +89,10 @@ class Connection(asyncio.Protocol):
             self._asked.pop(token, None)
         if message.headers:
             raise CannotRunError(f"no NATS responder for {subject}")
-        told = json.loads(message.payload)
-        if "error" in told:
-            raise CannotRunError(f"{subject}: {told['error']}")
-        return dict(told)
+        response = json.loads(message.payload)
+        if "error" in response:
+            raise CannotRunError(f"{subject}: {response['error']}")
+        return dict(response)
 
     async def drain(self) -> None:
         """Wait until the socket accepts more."""
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer + data if self._buffer else data
-        heard: dict[bytes, list[Message]] = {}
+        received: dict[bytes, list[Message]] = {}
         at = 0
         while (end := buffer.find(b"\r\n", at)) >= 0:
             words = buffer[at:end].split(b" ")
@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
                     head = begin + int(words[-2]) if words[0] == b"HMSG" else begin
                     more = len(words) - (5 if words[0] == b"HMSG" else 4)
                     message = Message(words[1], words[3] if more else b"", buffer[begin:head], buffer[head:after])
-                    heard.setdefault(words[2], []).append(message)
+                    received.setdefault(words[2], []).append(message)
                     at = after + 2
                 case b"PING":
                     self.send(b"PONG\r\n")
@@ -161,11 +161,11 @@ class Connection(asyncio.Protocol):
                     self.close()
                     return
         self._buffer = buffer[at:]
-        for number, messages in heard.items():
-            if number in self._heard:
-                self._heard[number](messages)
+        for number, messages in received.items():
+            if number in self._listeners:
+                self._listeners[number](messages)
 
-    def _hear_answers(self, messages: list[Message]) -> None:
+    def _receive_answers(self, messages: list[Message]) -> None:
         for message in messages:
             answer = self._asked.get(message.subject)
             if answer is not None and not answer.done():

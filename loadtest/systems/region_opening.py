@@ -39,10 +39,10 @@ async def reopen(topics: str, namespace: str, region: str, *, with_snapshot: boo
     arguments = (topics, namespace, region, *(() if with_snapshot else ("--no-snapshot",)))
     try:
         async with asyncio.timeout(OPEN_S):
-            told = await figures_of(__name__, *arguments)
+            figures = await figures_of(__name__, *arguments)
     except TimeoutError:
         raise CannotRunError(f"the region was not opened within {OPEN_S:g} s: region={region}") from None
-    return Reopened(float(told["seconds"]), str(told["state"]))
+    return Reopened(float(figures["seconds"]), str(figures["state"]))
 
 
 def state_of(region: Region) -> str:

@@ -20,10 +20,10 @@ from loadtest.systems.base import (
     Client,
     Flavour,
     NotApplicable,
+    OnAnswer,
     Position,
     Refused,
     System,
-    Tell,
     Variant,
     Writer,
 )
@@ -111,8 +111,8 @@ class S3Client(Client):
     async def close(self) -> None:
         await self._scope.__aexit__(None, None, None)
 
-    async def writer(self, log: str, tell: Tell) -> S3Writer:
-        return S3Writer(self._client, log, len([key async for key, _ in self._objects(log)]), tell)
+    async def writer(self, log: str, on_answer: OnAnswer) -> S3Writer:
+        return S3Writer(self._client, log, len([key async for key, _ in self._objects(log)]), on_answer)
 
     async def read(
         self, log: str, *, tail: bool, follow: bool
@@ -139,8 +139,8 @@ class S3Client(Client):
         """Keys and sizes, in order."""
         pages = self._client.get_paginator("list_objects_v2")
         async for page in pages.paginate(Bucket=BUCKET, Prefix=f"{log}/"):
-            for told in page.get("Contents", ()):
-                yield told["Key"], told["Size"]
+            for item in page.get("Contents", ()):
+                yield item["Key"], item["Size"]
 
     async def _get(self, key: str, at: int, size: int) -> bytes:
         answer = await self._client.get_object(Bucket=BUCKET, Key=key, Range=f"bytes={at}-{at + size - 1}")
@@ -157,10 +157,10 @@ async def _records(position: Position, size: int, getting: asyncio.Task[bytes]) 
 class S3Writer(Writer):
     """One prefix. All records have one size. Positions are (number of the object, number of the record in it)."""
 
-    def __init__(self, client: Any, log: str, objects: int, tell: Tell) -> None:
+    def __init__(self, client: Any, log: str, objects: int, on_answer: OnAnswer) -> None:
         self._client = client
         self._log = log
-        self._tell = tell
+        self._on_answer = on_answer
         self._number = objects
         self._next = 0
         self._gathered: list[bytes] = []
@@ -221,9 +221,9 @@ class S3Writer(Writer):
         try:
             await self._put(number, records)
         except (BotoCoreError, ClientError, OSError) as error:
-            self._tell(Refused(first, len(records), str(error), unknown=True))
+            self._on_answer(Refused(first, len(records), str(error), unknown=True))
         else:
-            self._tell(Acked(first, len(records), (number, 0)))
+            self._on_answer(Acked(first, len(records), (number, 0)))
 
     async def _put(self, number: int, records: Sequence[bytes]) -> None:
         key = f"{self._log}/{number:08d}-{len(records[0])}"

@@ -3,7 +3,7 @@
 Invariants:
 - a reader that was redirected here is served; any other one is redirected to the proxy that the ring prefers in the
   reader's region, or of all if there is none in it, so that a stream's readers of a region share one source;
-- nothing here is the only copy of anything: on shutdown readers are told and go to another proxy.
+- nothing here is the only copy of anything: on shutdown readers are notified and go to another proxy.
 """
 
 from __future__ import annotations
@@ -185,12 +185,14 @@ class ReadProxy:
         """What this proxy knows of a stream. Raises StreamNotFoundError, MetadataUnavailableError."""
         name = stream_name(stream)
         seen = await read_stream(self._metadata, name)
-        told = catalog.with_durability(await catalog.describe(seen.value), self._stores.get(seen.value.settings.store))
+        description = catalog.with_durability(
+            await catalog.describe(seen.value), self._stores.get(seen.value.settings.store)
+        )
         tailer = self._tailers.living(name)
         for segment in seen.value.in_progress if tailer is not None else ():
             assert tailer is not None
-            catalog.with_tail(told, segment.number, tailer.lac(segment), None)
-        return told
+            catalog.with_tail(description, segment.number, tailer.lac(segment), None)
+        return description
 
     async def names(self, after: str, limit: int, listing: str | None) -> dict[str, Any]:
         """Stream names in order, see catalog.Listings. Raises MetadataUnavailableError."""
@@ -218,8 +220,8 @@ class ReadProxy:
 
     async def _find_owner(self, stream: StreamName, lost: str) -> str:
         """See OwnerConnections."""
-        told = await self.relay.ask(GetOwner(0, stream, lost))
-        return str(told.get("location") or "")
+        reply = await self.relay.ask(GetOwner(0, stream, lost))
+        return str(reply.get("location") or "")
 
     def _a_stream(self) -> str | None:
         """A stream that has a reader here."""

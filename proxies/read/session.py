@@ -139,10 +139,10 @@ class ReadSession(Dispatch):
         owned: list[list[Any]] = []
         for address in self._server.relay.addresses(""):
             try:
-                told = await forwarding.ask(m, address)
+                reply = await forwarding.ask(m, address)
             except DLogError:
                 continue  # its streams will soon have other owners
-            owned += [[*one[:3], address] for one in told.get("owned", ())]
+            owned += [[*one[:3], address] for one in reply.get("owned", ())]
         return {"owned": owned[: catalog.NAMES_MAX], "more": len(owned) > catalog.NAMES_MAX}
 
     def _hand_on(self, m: Handed) -> None:
@@ -185,8 +185,8 @@ class ReadSession(Dispatch):
         failure: DLogError | None = None
         address = ""
         try:
-            told = await self._server.relay.ask(GetOwner(0, stream, forwarding.routes.doubted(stream)))
-            address = str(told.get("location") or "")
+            reply = await self._server.relay.ask(GetOwner(0, stream, forwarding.routes.doubted(stream)))
+            address = str(reply.get("location") or "")
         except OwnedElsewhereError as error:
             address, failure = error.location or "", error
         except UnavailableError as error:  # the lookup itself wrote no batch, so the outcome is known

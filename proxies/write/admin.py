@@ -266,15 +266,17 @@ class Admin:
         """What this proxy knows of a stream. Raises StreamNotFoundError, MetadataUnavailableError."""
         stream = stream_name(name)
         seen = await read_stream(self._metadata, stream)
-        told = catalog.with_durability(await catalog.describe(seen.value), self._stores.get(seen.value.settings.store))
+        description = catalog.with_durability(
+            await catalog.describe(seen.value), self._stores.get(seen.value.settings.store)
+        )
         holding = self._owned_streams.find(stream)
         if holding is None or holding.owner is None or not holding.serving:
-            return told
+            return description
         stat = await holding.owner.ask(StatStream())
         assert isinstance(stat, StreamStat)
-        told["state"] = stat.state
-        told["producers"] = stat.producers
-        return catalog.with_tail(told, stat.segment, stat.lac, stat.last_dlsn)
+        description["state"] = stat.state
+        description["producers"] = stat.producers
+        return catalog.with_tail(description, stat.segment, stat.lac, stat.last_dlsn)
 
     async def names(self, after: str, limit: int, listing: str | None) -> dict[str, Any]:
         """Stream names in order, see catalog.Listings. Raises MetadataUnavailableError."""

@@ -70,12 +70,12 @@ class LacSubscription:
         empty, self._empty = self._empty, {}
         moved, self._moved = self._moved, {}
         run, self._entries = self._entries, None
-        told: list[Lac | Entries] = [self._lac(event) for _, event in sorted(empty.items())]
+        messages: list[Lac | Entries] = [self._lac(event) for _, event in sorted(empty.items())]
         if run is not None and run.payloads:
             lengths = tuple(map(len, run.payloads))
-            told.append(Entries(self.request, run.segment, run.first, lengths, 0, b"".join(run.payloads)))
-        told.extend(self._lac(event) for _, event in sorted(moved.items()))
-        return told
+            messages.append(Entries(self.request, run.segment, run.first, lengths, 0, b"".join(run.payloads)))
+        messages.extend(self._lac(event) for _, event in sorted(moved.items()))
+        return messages
 
     def _lac(self, event: LacMoved) -> Lac:
         return Lac(self.request, event.segment, event.lac, event.ended)
@@ -126,7 +126,7 @@ class LacSubscriptions:
     def moved(self, event: LacMoved) -> None:
         """A stream's owner moved the LAC of a segment; -1 for one it has just begun."""
         bare = LacMoved(event.stream, event.segment, event.lac, event.ended) if event.entries else event
-        newest = [told for told in self._newest.get(event.stream, ()) if told.segment != event.segment]
+        newest = [known for known in self._newest.get(event.stream, ()) if known.segment != event.segment]
         if not _ended_empty(event):  # nothing to send until the number is reused
             newest.append(bare)
         if len(newest) > SEGMENTS_KEPT:

@@ -214,5 +214,5 @@ class ObjectControllers:
         return actor
 
     def _ended(self, owner: StreamOwnerActor, actor: ObjectControllerActor, is_deposed: bool) -> None:
-        if is_deposed:  # what it recorded last is unknown: only a new claim ends the segment, and tells
+        if is_deposed:  # what it recorded last is unknown: only a new claim ends the segment, and shows it
             self._owned_streams.lost(METADATA_STREAM, owner)

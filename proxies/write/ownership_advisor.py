@@ -108,8 +108,8 @@ class OwnershipAdvisor:
         return None if chosen is None or chosen.proxy == self._me else chosen.address
 
     def _place_of(self, owner: Owner) -> tuple[NetworkLocation, ...]:
-        """Where the owner stands that has not released the stream, if it is registered and was told where it stands.
-        Proxies that were not, as those of older versions, choose among all, so their region would only send clients
+        """Where the owner stands that has not released the stream, if it is registered with a location.
+        Proxies without one, as those of older versions, choose among all, so their region would only send clients
         from one to the other."""
         found = None if owner.released else self._metadata.known_members().write_proxies.get(owner.proxy)
         return () if found is None or found.location.region == DEFAULT_LOCATION.region else (found.location,)

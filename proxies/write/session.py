@@ -141,8 +141,8 @@ class WriteSession(Dispatch):
         if self._moved and self._is_writable:
             moved, self._moved = self._moved, {}
             for tail in moved:
-                for told in tail.take():
-                    self._connection.send(told)
+                for message in tail.take():
+                    self._connection.send(message)
 
     def writable(self, yes: bool) -> None:
         super().writable(yes)
@@ -233,8 +233,8 @@ class WriteSession(Dispatch):
     def tail_ended(self, tail: lac.LacSubscription, error: DLogError) -> None:
         del self._tails[tail.request]
         self._moved.pop(tail, None)
-        for told in tail.take():
-            self._connection.send(told)
+        for message in tail.take():
+            self._connection.send(message)
         self._connection.fail(tail.request, error)
 
     # ---- requests with one reply ------------------------------------------------------------------------------------
@@ -251,10 +251,10 @@ class WriteSession(Dispatch):
         owned = [[*one, self._server.address] for one in own]
         for address in self._server.other_writers():
             try:
-                told = await forwarding.ask(m, address)
+                reply = await forwarding.ask(m, address)
             except DLogError:
                 continue  # its streams will soon have other owners
-            owned += [[*one[:3], address] for one in told.get("owned", ())]
+            owned += [[*one[:3], address] for one in reply.get("owned", ())]
         return _owned(owned)
 
     def _get_owner(self, m: GetOwner) -> None:
@@ -273,8 +273,8 @@ class WriteSession(Dispatch):
         assert isinstance(holding, OwnedStream)
         dlsn = server.tails.next_position(stream)
         incarnation = (holding.owner.incarnation if holding.owner is not None else None) or ""
-        told = self._location(server.address, holding.epoch, incarnation, client)
-        return told | ({} if dlsn is None else {"since": list(dlsn)})
+        location = self._location(server.address, holding.epoch, incarnation, client)
+        return location | ({} if dlsn is None else {"since": list(dlsn)})
 
     async def _owner_of(self, stream: str, suspect: str | None) -> dict[str, Any]:
         """For a Tail of a stream not owned here: raises an error that names the owner, if any."""
@@ -285,8 +285,8 @@ class WriteSession(Dispatch):
 
     def _location(self, address: str, epoch: int, incarnation: str, client: NetworkLocation | None) -> dict[str, Any]:
         regions = self._server.proxies()
-        told = {"location": address, "epoch": epoch, "incarnation": incarnation, "proxies": [*regions]}
-        return told if client is None else told | {"regions": regions}
+        fields = {"location": address, "epoch": epoch, "incarnation": incarnation, "proxies": [*regions]}
+        return fields if client is None else fields | {"regions": regions}
 
     def _incarnation(self, m: GetIncarnation) -> None:
         self._answer(m, self._server.admin.incarnation(m.stream))
@@ -362,8 +362,8 @@ class WriteSession(Dispatch):
         batch = _batch_of(m) if m.sink else None
         request = asked.ImportStages(batch, parts, LEDGER if m.store is None else m.store, since, m.incarnation)
         taken = await self._ask_owner(m, request)
-        told = {"first": taken.first, "segments": taken.segments, "records": taken.records}
-        return told | {"duplicate": taken.duplicate}
+        fields = {"first": taken.first, "segments": taken.segments, "records": taken.records}
+        return fields | {"duplicate": taken.duplicate}
 
     async def _written_once(self, m: SinkWrite) -> dict[str, Any]:
         stream, batch = stream_name(m.stream), _batch_of(m)

@@ -20,8 +20,8 @@ TIMEOUT_S = 30.0  # longer than a call to a store takes, which ends with a reaso
 
 @dataclass(frozen=True, slots=True)
 class StoreCheck:
-    """How a part of a store is checked. check: raises a DLogError with the reason. trouble: what `/ready` then says.
-    event: the event that tells a reason.
+    """How a part of a store is checked. check: raises a DLogError with the reason. trouble: what `/ready` then shows.
+    event: the event that reports a reason.
 
     is_needed: without it no append is acknowledged, so that long trouble makes the proxy unready. is_awaited: the proxy
     is not ready before the first check that finds no trouble.
@@ -68,13 +68,13 @@ async def check_store(
 ) -> None:
     """Check for ever. note: called after each check with whether there is trouble. on_event: once for each reason,
     until there is none. every_s: instead of that of the check."""
-    told = ""
+    reported = ""
     while True:
         reason = await _look(of)
         note(bool(reason))
-        if reason and reason != told:
+        if reason and reason != reported:
             on_event(of.event(reason))
-        told = reason
+        reported = reason
         await asyncio.sleep(of.every_s if every_s is None else every_s)
 
 

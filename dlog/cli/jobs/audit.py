@@ -85,13 +85,13 @@ def lines(report: Report) -> list[str]:
     """The report as text."""
     counts = report.counts
     if report.dry_run:
-        told = [
+        rows = [
             f"would read {size_text(item['read_bytes'])}, {item['entries']:,} entries in {item['replicas']} copies: "
             f"{item['stream']}, segment {item['segment']}, {item['state']}"
             for item in report.items
         ]
         whole = f"{counts['streams']:,} streams, {counts['segments']:,} segments, {counts['entries']:,} entries"
-        return [*told, f"{whole}: {size_text(counts['read_bytes'])} to read in {counts['tasks']:,} tasks"]
+        return [*rows, f"{whole}: {size_text(counts['read_bytes'])} to read in {counts['tasks']:,} tasks"]
     speed = counts["read_bytes"] / max(report.took_s, 1e-9) / 1e6
     return [
         *map(_line, report.findings),

@@ -83,8 +83,8 @@ def _lines(report: Report) -> list[str]:
     ]
     lines += [f"{f['stream']} {f['segment']}: {f['kind']}: {f['text']}" for f in report.findings if "stream" in f]
     if report.dry_run:
-        told = f"would offload {counts.get('segments_planned', 0):,} segments, {size_text(counts['bytes_planned'])}"
+        summary = f"would offload {counts.get('segments_planned', 0):,} segments, {size_text(counts['bytes_planned'])}"
     else:
         moved, size = counts.get("segments_offloaded", 0), size_text(counts.get("bytes_offloaded", 0))
-        told = f"offloaded {moved:,} segments, {size}; hot copies deleted: {counts.get('hot_copies_deleted', 0):,}"
-    return [*lines, f"{told}; {counts.get('waiting', 0):,} waiting; {report.took_s:.1f} s"]
+        summary = f"offloaded {moved:,} segments, {size}; hot copies deleted: {counts.get('hot_copies_deleted', 0):,}"
+    return [*lines, f"{summary}; {counts.get('waiting', 0):,} waiting; {report.took_s:.1f} s"]

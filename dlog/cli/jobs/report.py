@@ -25,9 +25,9 @@ def report(out: str, dry_run: bool, **given: Any) -> int:
 
     options = ReportOptions(out=out, dry_run=dry_run)
 
-    def lines(told: Report) -> list[str]:
+    def lines(result: Report) -> list[str]:
         """The report as text."""
-        counts = told.counts
+        counts = result.counts
         return [
             f"{counts['streams']:,} streams, {counts['segments']:,} segments, {counts['records']:,} records, "
             f"{size_text(counts['bytes'])}, {size_text(counts['growth_bytes_a_day'])} more per day",

@@ -2,7 +2,7 @@
 
 Invariants:
 - the reply of a bookie that it lacks a copy, or cannot read it, counts once it was repeated; a bookie that does not
-  reply says nothing of its copies;
+  reply gives no information on its copies;
 - memory holds one extent; nothing is fenced or written.
 """
 
@@ -91,7 +91,7 @@ class Replica:
     def __init__(self, door: BookieReads, bookie: BookieId, digest: Digest, reading: TaskReading) -> None:
         self.bookie = bookie
         self.copies: deque[Copy] = deque()
-        self.is_told = False
+        self.is_reported = False
         self._door = door
         self._digest = digest
         self._reading = reading
@@ -191,7 +191,7 @@ class BookieReads:
 
     def __init__(self, asker: BookieRequester) -> None:
         self._asker = asker
-        self._asker.post = self._hear
+        self._asker.post = self._receive
         self._waiting: dict[tuple[str, int, int], asyncio.Future[BatchReadDone | EntryRead]] = {}
         self._batches = 0
 
@@ -224,18 +224,18 @@ class BookieReads:
         finally:
             self._waiting.pop(key, None)
 
-    def _hear(self, fact: Fact) -> None:
+    def _receive(self, fact: Fact) -> None:
         match fact:
             case Received(bookie, BatchReadDone() as answer):
-                self._tell((str(bookie), -1, answer.request), answer)
+                self._deliver((str(bookie), -1, answer.request), answer)
             case Received(bookie, EntryRead() as answer):
-                self._tell((str(bookie), answer.ledger, answer.entry), answer)
+                self._deliver((str(bookie), answer.ledger, answer.entry), answer)
             case PeerLost(bookie, reason):
                 for key, future in list(self._waiting.items()):
                     if key[0] == bookie and not future.done():
                         future.set_exception(ConnectionLostError(reason or "the connection was lost"))
 
-    def _tell(self, key: tuple[str, int, int], answer: BatchReadDone | EntryRead) -> None:
+    def _deliver(self, key: tuple[str, int, int], answer: BatchReadDone | EntryRead) -> None:
         future = self._waiting.get(key)
         if future is not None and not future.done():
             future.set_result(answer)

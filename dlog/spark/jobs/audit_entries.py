@@ -95,8 +95,8 @@ class RangeResult:
         """Add a finding, or extend the last equal one to this entry."""
         for i in range(len(self.findings) - 1, max(-1, len(self.findings) - 9), -1):
             last = self.findings[i]
-            told = (last.kind, last.expected, last.found, last.bookie)
-            if told == (kind, expected, found, bookie) and last.entry == entry - last.entries:
+            previous = (last.kind, last.expected, last.found, last.bookie)
+            if previous == (kind, expected, found, bookie) and last.entry == entry - last.entries:
                 self.findings[i] = _longer(last, 1)
                 return
         if len(self.findings) >= FINDINGS_MAX:

@@ -269,7 +269,7 @@ _KINDS = {
 
 
 async def _size(store: SegmentStore, name: str) -> int:
-    """Bytes that a segment takes, as far as its store tells. Raises StoreError."""
+    """Bytes that a segment takes, as far as its store reports them. Raises StoreError."""
     match store:
         case FileStore():
             return (await store.describe(name)).bytes

@@ -237,8 +237,8 @@ def _note_lost(of: Range, entry: int, replicas: Iterable[Replica], reading: Task
     """Report lost bookies. To be called where their copies were to be read, but not where one good copy suffices and
     there is one."""
     for replica in replicas:
-        if replica.is_away and not replica.is_told:
-            replica.is_told = True
+        if replica.is_away and not replica.is_reported:
+            replica.is_reported = True
             reading.lost.append(Lost(of, entry, replica.bookie, replica.reason))
 
 

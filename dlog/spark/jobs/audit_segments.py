@@ -133,10 +133,10 @@ def _listed_end(segment: SegmentFacts, pieces: Sequence[RangeResult]) -> tuple[E
     return None, segment.listed.last_entry >= 0
 
 
-def _failures(stream: str, number: int, told: Sequence[Unread]) -> list[dict[str, Any]]:
+def _failures(stream: str, number: int, reported: Sequence[Unread]) -> list[dict[str, Any]]:
     """A row for each bookie and series of entries, with the first error: later errors follow from it."""
     whole: list[Unread] = []
-    for unread in told:
+    for unread in reported:
         for i, before in enumerate(whole):
             is_same = before.bookie == unread.bookie and (unread.bookie or before.error == unread.error)
             if is_same and before.last + 1 == unread.first:
@@ -177,9 +177,9 @@ def _join(stream: str, number: int, before: RangeResult, after: RangeResult) -> 
         (Kind.POSITION, before.last_position, after.held_position),
         (Kind.LENGTH, before.last_length, after.held_length),
     )
-    for kind, known, told in pairs:
-        if known is not None and told is not None and known != told.value:
-            found.append(_finding(stream, kind, number, f"{known} before it", str(told.value), told.entry))
+    for kind, known, held in pairs:
+        if known is not None and held is not None and known != held.value:
+            found.append(_finding(stream, kind, number, f"{known} before it", str(held.value), held.entry))
     return found
 
 
@@ -227,7 +227,9 @@ def _judge_completed(stream: str, segment: SegmentFacts, end: End | None, is_kno
     if held.sequence_id is not None:
         held.sequence_id = None if records is None else held.sequence_id + records
     return [
-        _finding(stream, kind, listed.number, str(right), str(told)) for kind, right, told in claims if right != told
+        _finding(stream, kind, listed.number, str(right), str(claimed))
+        for kind, right, claimed in claims
+        if right != claimed
     ]
 
 

@@ -135,15 +135,15 @@ def _agreed(piece: RangeResult, entry: int, bookies: Sequence[BookieId], copies:
     reference = bytes(first.payload)
     if all(copy.length == first.length and bytes(copy.payload) == reference for _, copy in there[1:]):
         return [first]
-    told = [(len(copy.payload), copy.length, zlib.crc32(copy.payload)) for _, copy in there]
-    most = Counter(told).most_common(1)[0][0]
-    right = [bookie for (bookie, _), one in zip(there, told, strict=True) if one == most]
-    for (bookie, _), one in zip(there, told, strict=True):
+    summaries = [(len(copy.payload), copy.length, zlib.crc32(copy.payload)) for _, copy in there]
+    most = Counter(summaries).most_common(1)[0][0]
+    right = [bookie for (bookie, _), one in zip(there, summaries, strict=True) if one == most]
+    for (bookie, _), one in zip(there, summaries, strict=True):
         if one != most:
             piece.find(Kind.REPLICA_DIFFERS, entry, f"{_text(most)} as on {', '.join(right)}", _text(one), bookie)
-    return [there[told.index(most)][1]]
+    return [there[summaries.index(most)][1]]
 
 
-def _text(told: tuple[int, int, int]) -> str:
-    size, length, crc = told
+def _text(summary: tuple[int, int, int]) -> str:
+    size, length, crc = summary
     return f"{size} bytes, ledger length {length}, crc32 {crc:#010x}"

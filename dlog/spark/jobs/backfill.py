@@ -84,7 +84,9 @@ def backfill(
             try:
                 records = _copy(spark, selection, options, job, number, piece, transform)
             except Exception as error:  # noqa: BLE001 - Spark raises many kinds
-                report.failures.append({**item, "error": _told(error), "next": "fix the cause and run the job again"})
+                report.failures.append(
+                    {**item, "error": _error_text(error), "next": "fix the cause and run the job again"}
+                )
                 break  # later pieces would make the sink refuse this one
             ask(source, partial(_note_done, namespace=source.namespace, job=job, number=number))
             report.items[-1] |= {"state": "copied", "records": records}
@@ -166,19 +168,19 @@ def _job(source: SourceOptions, options: BackfillOptions) -> str:
     """The name of the job. Raises InvalidRequestError if it is invalid."""
     if options.job:
         return sink_name(options.job)
-    told = json.dumps([source.namespace, source.streams, *_asked(options)], sort_keys=True)
-    return f"backfill-{hashlib.blake2b(told.encode(), digest_size=10).hexdigest()}"
+    text = json.dumps([source.namespace, source.streams, *_asked(options)], sort_keys=True)
+    return f"backfill-{hashlib.blake2b(text.encode(), digest_size=10).hexdigest()}"
 
 
 def _asked(options: BackfillOptions) -> tuple[Any, ...]:
     """Options that must be equal in all runs of a job."""
-    told = asdict(options)
+    values = asdict(options)
     for name in ("dry_run", "job", "piece_bytes"):
-        del told[name]
-    return tuple(sorted((key, str(value)) for key, value in told.items()))
+        del values[name]
+    return tuple(sorted((key, str(value)) for key, value in values.items()))
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     text = error.message if isinstance(error, DLogError) else str(error)
     lines = [line for line in text.splitlines() if line.strip()]
     ours = [line for line in lines if "dlog.errors." in line]
@@ -220,11 +222,11 @@ async def _kept(cluster: Cluster, path: str) -> dict[str, Any] | None:
     except NoNodeError:
         return None
     try:
-        told = json.loads(data)
-        assert isinstance(told["pieces"], list)
+        plan = json.loads(data)
+        assert isinstance(plan["pieces"], list)
     except (ValueError, RecursionError, KeyError, TypeError, AssertionError):
         raise DamagedError(f"the plan of a job cannot be read; delete the znode to start over: path={path}") from None
-    return dict(told)
+    return dict(plan)
 
 
 def _piece(ranges: Sequence[Range]) -> dict[str, Any]:

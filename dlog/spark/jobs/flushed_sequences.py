@@ -25,13 +25,15 @@ class Marks:
     default: int | None = None
 
     @classmethod
-    def of(cls, told: Any, what: str = "marks") -> Marks:
+    def of(cls, sequences: Any, what: str = "marks") -> Marks:
         """Parse {"table": sequence}; -1: nothing of the table was flushed. Raises ConfigError naming `what`."""
-        if not isinstance(told, Mapping):
-            raise ConfigError(f'{what}: expected an object like {{"7": 120, "{OTHERS}": -1}}: value={str(told)[:60]}')
+        if not isinstance(sequences, Mapping):
+            raise ConfigError(
+                f'{what}: expected an object like {{"7": 120, "{OTHERS}": -1}}: value={str(sequences)[:60]}'
+            )
         by_table: dict[int, int] = {}
         default = None
-        for key, value in told.items():
+        for key, value in sequences.items():
             text = str(key)
             if type(value) is not int or not -1 <= value <= NUMBER_MAX:
                 raise ConfigError(
@@ -47,8 +49,8 @@ class Marks:
 
     def as_map(self) -> dict[str, int]:
         """The form that `of` parses."""
-        told = {str(table): self.by_table[table] for table in sorted(self.by_table)}
-        return told if self.default is None else {**told, OTHERS: self.default}
+        sequences = {str(table): self.by_table[table] for table in sorted(self.by_table)}
+        return sequences if self.default is None else {**sequences, OTHERS: self.default}
 
     def of_table(self, table: int) -> int | None:
         """The mark of a table; None: it may begin anywhere."""
@@ -70,7 +72,7 @@ class Marks:
 def read_marks(path: Path) -> Marks:
     """Read marks from a JSON file. Raises ConfigError."""
     try:
-        told = json.loads(path.read_text())
+        sequences = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"marks cannot be read: file={path}: {str(error)[:120]}") from None
-    return Marks.of(told, f"marks in {path}")
+    return Marks.of(sequences, f"marks in {path}")

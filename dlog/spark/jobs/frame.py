@@ -139,8 +139,8 @@ def scatter(
         tracker = context.statusTracker()
         while not over.wait(_LOOK_S):
             for job in tracker.getJobIdsForGroup(group):
-                told = tracker.getJobInfo(job)
-                stages = [tracker.getStageInfo(stage) for stage in (told.stageIds if told else ())]
+                info = tracker.getJobInfo(job)
+                stages = [tracker.getStageInfo(stage) for stage in (info.stageIds if info else ())]
                 progress.step(what, sum(stage.numCompletedTasks for stage in stages if stage), len(tasks))
 
     watcher = threading.Thread(target=watch, name=group, daemon=True)

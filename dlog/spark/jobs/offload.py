@@ -1,6 +1,6 @@
 """Job `offload`: moves completed segments that are old enough to cold storage.
 
-    copy (a task each) --> read back --> record both locations --> tell the stream's owner --> after a grace period,
+    copy (a task each) --> read back --> record both locations --> request the move --> after a grace period,
     in a later run: read the whole object once more --> delete the ledger --> delete the record
 
 Invariants:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OffloadOptions", "offload"]
 
-_TASKS_A_WAVE = 8  # for each core; streams are told of the segments of a wave before the next one begins
+_TASKS_A_WAVE = 8  # for each core; the moves of a wave are requested before the next one begins
 
 
 def offload(
@@ -157,12 +157,12 @@ def _copy(job: Job, sources: Sequence[Source]) -> None:
             for task in tasks[at : at + wave]
         ]
         done = scatter(job.spark, errands, copy_segments, what="copy", progress=job.progress)
-        told = [
+        copies = [
             (source, copied)
             for errand, results in zip(errands, done, strict=True)
             for source, copied in zip(errand.sources, results, strict=True)
         ]
-        _take(job, told, recopy)
+        _take(job, copies, recopy)
 
 
 def _take(job: Job, done: Sequence[tuple[Source, Copied]], recopy: dict[tuple[StreamName, int], StoredRecord]) -> None:

@@ -122,7 +122,7 @@ def check_objects(errand: CheckTask) -> list[Checked]:
     """Check in a Spark worker: read every byte."""
     prepare_worker()
     of_cluster = reach(errand.zookeeper, errand.namespace, errand.stores)
-    return [_checked(of_cluster, *told) for told in errand.objects]
+    return [_checked(of_cluster, *location) for location in errand.objects]
 
 
 def cold_store(cluster: Cluster) -> ColdStore:
@@ -134,56 +134,56 @@ def cold_store(cluster: Cluster) -> ColdStore:
 
 def _copied(of_cluster: ClusterConnection, source: Source) -> Copied:
     nothing = Copied(stream=source.head.stream, number=source.head.number)
-    told = replace(nothing, object=source.ref.name)
+    copied = replace(nothing, object=source.ref.name)
     try:
         if source.folder:
-            told = of_cluster.ask(partial(_copy, source=source), timeout_s=WHOLE_S)
-        return _read_back(of_cluster, source, told) if told.object else told
+            copied = of_cluster.ask(partial(_copy, source=source), timeout_s=WHOLE_S)
+        return _read_back(of_cluster, source, copied) if copied.object else copied
     except DamagedError as error:
-        _drop(of_cluster, source, told)
+        _drop(of_cluster, source, copied)
         return replace(nothing, finding=error.message)
     except SegmentCorruptError as error:
-        if told.object != source.ref.name:  # a fault of the copy, not of the segment's own store
-            _drop(of_cluster, source, told)
+        if copied.object != source.ref.name:  # a fault of the copy, not of the segment's own store
+            _drop(of_cluster, source, copied)
             return replace(nothing, failure=f"the copy differs from what was written: {error.message}")
         return replace(nothing, finding=error.message)
     except (DLogError, TimeoutError, OSError) as error:
         return replace(nothing, failure=_words(error))
 
 
-def _read_back(of_cluster: ClusterConnection, source: Source, told: Copied) -> Copied:
+def _read_back(of_cluster: ClusterConnection, source: Source, copied: Copied) -> Copied:
     """Read every byte of the object, and make Parquet of it on request."""
-    ref = replace(source.ref, name=told.object)
+    ref = replace(source.ref, name=copied.object)
     if source.parquet:
         from dlog.spark.jobs.offload_parquet import write_parquet
 
         scanned, size = write_parquet(of_cluster, ref, source)
-        told = replace(told, parquet=source.parquet, parquet_bytes=size)
+        copied = replace(copied, parquet=source.parquet, parquet_bytes=size)
     else:
         scanned = of_cluster.ask(partial(read_back, ref=ref), timeout_s=WHOLE_S)
     if source.folder:
-        _compare(told, scanned)
-    return told
+        _compare(copied, scanned)
+    return copied
 
 
-def _drop(of_cluster: ClusterConnection, source: Source, told: Copied) -> None:
+def _drop(of_cluster: ClusterConnection, source: Source, copied: Copied) -> None:
     """Delete an object that is not recorded."""
-    if told.object != source.ref.name:
-        ref = replace(source.ref, name=told.object)
+    if copied.object != source.ref.name:
+        ref = replace(source.ref, name=copied.object)
         with contextlib.suppress(DLogError, TimeoutError):
             of_cluster.ask(lambda cluster: cold_store(cluster).delete(ref))
 
 
 def _checked(of_cluster: ClusterConnection, stream: str, number: int, name: str) -> Checked:
     ref = SegmentRef(StreamName(stream), SegmentNumber(number), name)
-    told = Checked(stream=stream, number=number, name=name)
+    checked = Checked(stream=stream, number=number, name=name)
     try:
         of_cluster.ask(partial(read_back, ref=ref), retries=RETRIES, timeout_s=WHOLE_S)
     except (SegmentCorruptError, SegmentNotFoundError) as error:
-        return replace(told, finding=error.message)
+        return replace(checked, finding=error.message)
     except (DLogError, TimeoutError, OSError) as error:
-        return replace(told, failure=_words(error))
-    return told
+        return replace(checked, failure=_words(error))
+    return checked
 
 
 async def _copy(cluster: Cluster, *, source: Source) -> Copied:
@@ -268,12 +268,12 @@ async def read_back(cluster: Cluster, *, ref: SegmentRef) -> Scanned:
     return scanned
 
 
-def _compare(told: Copied, scanned: Scanned) -> None:
+def _compare(copied: Copied, scanned: Scanned) -> None:
     """Compare what was read back with what was written. Raises SegmentCorruptError."""
-    written = (told.bytes, told.records, told.entries_crc)
+    written = (copied.bytes, copied.records, copied.entries_crc)
     found = (scanned.payload_bytes, scanned.records, scanned.entries_crc)
     if written != found:
-        raise SegmentCorruptError(f"the object differs: location={told.object} wrote={written} found={found}")
+        raise SegmentCorruptError(f"the object differs: location={copied.object} wrote={written} found={found}")
 
 
 def examine(payload: Buffer, entry: int, *, is_enveloped: bool) -> Contents:

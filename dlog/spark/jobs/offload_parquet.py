@@ -73,7 +73,7 @@ class Sums:
                 key = f"{name}.{part}"
                 self._sums[key] = crc32c(data, self._sums.get(key, 0))
 
-    def told(self) -> str:
+    def as_text(self) -> str:
         return json.dumps(self._sums, sort_keys=True)
 
 
@@ -147,7 +147,7 @@ def _keys(source: Source, scanned: Scanned, sums: Sums) -> dict[str, Any]:
         "dlog.last_txid": sums.txids[1],
         "dlog.records": sums.rows,
         "dlog.entries_crc32c": scanned.entries_crc,
-        "dlog.columns_crc32c": sums.told(),
+        "dlog.columns_crc32c": sums.as_text(),
     }
 
 
@@ -160,7 +160,7 @@ def _check(of_cluster: ClusterConnection, location: Location, wrote: Sums) -> No
             found.add(batch)
     except (pa.ArrowException, OSError) as error:
         raise SegmentCorruptError(f"the Parquet file cannot be read back: {error}: location={location}") from error
-    if (found.rows, found.first, found.last, found.told()) != (wrote.rows, wrote.first, wrote.last, wrote.told()):
+    if (found.rows, found.first, found.last, found.as_text()) != (wrote.rows, wrote.first, wrote.last, wrote.as_text()):
         raise SegmentCorruptError(f"the Parquet file has other rows than were written: location={location}")
 
 

@@ -1,11 +1,11 @@
 """Stores records of segments that move to cold storage, in ZooKeeper: `<namespace>/.offloaded/<stream>/...`.
 
-    <number>-<store>-<place>   a record: the segment's old location, and every object that it was told to be in
+    <number>-<store>-<place>   a record: the segment's old location, and every object to which a move was requested
     swept-<object's name>      marks an object that is being swept; the data is its location
 
 Invariants:
-- a record exists from before the segment's stream is told until nothing is left to do, so that a run after a kill finds
-  both locations;
+- a record exists from before the move is requested until nothing is left to do, so that a run after a kill finds both
+  locations;
 - records are changed by compare-and-set, by the rules of dlog/model/offloading.py;
 - an object that is being swept gets no record, and a recorded one is not swept; one multi decides both.
 
@@ -159,17 +159,17 @@ def named_objects(kept: Iterable[StoredRecord]) -> set[str]:
 
 
 def _encoded(record: Record) -> bytes:
-    told = asdict(record)
-    told[_NAME_KEY] = told.pop("name")
-    return json.dumps(told, sort_keys=True).encode()
+    fields = asdict(record)
+    fields[_NAME_KEY] = fields.pop("name")
+    return json.dumps(fields, sort_keys=True).encode()
 
 
 def _decoded(path: str, data: bytes) -> Record:
     try:
-        told = json.loads(data)
-        listed = {name: tuple(told.get(name, ())) for name in ("objects", "taken_back_from")}
-        name = told.pop(_NAME_KEY)
-        record = Record(**{**told, **listed, "name": name})
+        fields = json.loads(data)
+        listed = {name: tuple(fields.get(name, ())) for name in ("objects", "taken_back_from")}
+        name = fields.pop(_NAME_KEY)
+        record = Record(**{**fields, **listed, "name": name})
         sound = record.objects and all(parse_object(name) for name in record.objects)
         sound = sound and all(type(text) is str for text in (record.stream, record.store, record.name))
         sound = sound and type(record.number) is int and type(record.moved_unix_ms) is int

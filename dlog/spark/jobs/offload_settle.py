@@ -37,7 +37,7 @@ from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError
 TRY_AFTER_S = 0.1
 
 _WOULD = {
-    Step.TELL: "would tell its stream",
+    Step.TELL: "would request the move",
     Step.NOTE: "would begin the grace period",
     Step.RETIRE: "would delete the hot copy",
     Step.TAKE_BACK: "would take it back",
@@ -62,8 +62,8 @@ async def settle(cluster: Cluster, *, job: Job) -> list[ExpiredRecord]:
         return retiring
     async with await job.client(cluster) as client:
 
-        async def one(told: tuple[StreamNow, StoredRecord]) -> None:
-            stream, kept = told
+        async def one(item: tuple[StreamNow, StoredRecord]) -> None:
+            stream, kept = item
             decision = decide(kept.record, stream.value, now_unix_ms=unix_ms(), grace_s=job.options.grace_s)
             if decision.step is Step.WAIT:
                 job.report.add("waiting")
@@ -73,7 +73,7 @@ async def settle(cluster: Cluster, *, job: Job) -> list[ExpiredRecord]:
                 return
             match decision.step:
                 case Step.TELL:
-                    await _tell_again(cluster, client, job, stream, kept)
+                    await _move_again(cluster, client, job, stream, kept)
                 case Step.NOTE:
                     await _note(cluster, job, kept)
                 case Step.RETIRE:
@@ -87,10 +87,10 @@ async def settle(cluster: Cluster, *, job: Job) -> list[ExpiredRecord]:
     return retiring
 
 
-async def _tell_again(cluster: Cluster, client: Client, job: Job, stream: StreamNow, kept: StoredRecord) -> None:
+async def _move_again(cluster: Cluster, client: Client, job: Job, stream: StreamNow, kept: StoredRecord) -> None:
     """Repeat what a killed run left undone; copy again if the object is unusable."""
     if not kept.record.needs_copy and await _is_there(cluster, kept.record):
-        await _tell(cluster, client, job, kept)
+        await _move_to_object(cluster, client, job, kept)
     else:
         stream.recopy[kept.record.number] = kept
 
@@ -105,19 +105,19 @@ async def _is_there(cluster: Cluster, record: Record) -> bool:
     return True
 
 
-async def _tell(cluster: Cluster, client: Client, job: Job, kept: StoredRecord) -> None:
+async def _move_to_object(cluster: Cluster, client: Client, job: Job, kept: StoredRecord) -> None:
     """Move the segment to its object. Raises MisconfiguredError if proxies cannot read it there."""
     if not job.trial.is_over:
         async with job.trial.turn:
             if not job.trial.is_over:
-                await _tell_first(cluster, client, job, kept)
+                await _move_first(cluster, client, job, kept)
                 return
     job.trial.check()
     if await _move_segment(cluster, client, job, kept):
         await _moved(cluster, job, kept)
 
 
-async def _tell_first(cluster: Cluster, client: Client, job: Job, kept: StoredRecord) -> None:
+async def _move_first(cluster: Cluster, client: Client, job: Job, kept: StoredRecord) -> None:
     """Move the first segment of a run, and try whether a proxy reads it there; if not, move it back."""
     if not await _move_segment(cluster, client, job, kept):
         return
@@ -148,7 +148,7 @@ async def _try_out(client: Client, record: Record) -> str:
 
 
 async def _move_segment(cluster: Cluster, client: Client, job: Job, kept: StoredRecord) -> bool:
-    """Tell the stream's owner to move the segment; False: the segment does not exist any more."""
+    """Request the move from the stream's owner; False: the segment does not exist any more."""
     record = kept.record
     try:
         await client.move_segment(
@@ -251,26 +251,26 @@ async def _forget(cluster: Cluster, job: Job, kept: StoredRecord, lies_at: str) 
 
 
 async def publish(cluster: Cluster, *, job: Job, done: Sequence[tuple[Copied, Record, StoredRecord | None]]) -> None:
-    """Record both locations of each, and tell its stream. Third element: its earlier record."""
+    """Record both locations of each, and request its move. Third element: its earlier record."""
     async with await job.client(cluster) as client:
 
-        async def one(told: tuple[Copied, Record, StoredRecord | None]) -> None:
-            copied, record, was = told
+        async def one(item: tuple[Copied, Record, StoredRecord | None]) -> None:
+            copied, record, was = item
             if job.trial.refusal:
                 await cold_store(cluster).delete(ref_of(record.stream, record.number, copied.object))
                 job.trial.check()
-            told_of = (record if was is None else was.record).with_object(copied.object)
-            kept = None if told_of is None else await _begin(cluster, job, told_of, was)
+            updated = (record if was is None else was.record).with_object(copied.object)
+            kept = None if updated is None else await _begin(cluster, job, updated, was)
             if kept is None:
                 await cold_store(cluster).delete(ref_of(record.stream, record.number, copied.object))
                 job.report.add("done_by_another_run")
                 return
             if await _is_there(cluster, kept.record):
-                await _tell(cluster, client, job, kept)
+                await _move_to_object(cluster, client, job, kept)
             else:
                 job.fail("copy", "the object does not exist any more", stream=record.stream, segment=record.number)
 
-        await job.each(done, one, "tell its stream")
+        await job.each(done, one, "request the move")
 
 
 async def _begin(cluster: Cluster, job: Job, record: Record, was: StoredRecord | None) -> StoredRecord | None:
@@ -315,7 +315,7 @@ async def _finish(
     async with await job.client(cluster) as client:
 
         async def delete(one: ExpiredRecord) -> None:
-            async with job.trial.turn:  # the run that told the stream may have been killed before it tried
+            async with job.trial.turn:  # the run that requested the move may have been killed before it tried
                 if not job.trial.is_over:
                     await _try(client, job, one.kept.record)
             if job.trial.refusal:

@@ -66,8 +66,8 @@ def _stream_of(found: Found) -> StreamName | None:
         return None
 
 
-async def _sweep(cluster: Cluster, job: Job, told: tuple[StreamName, list[str]]) -> None:
-    stream, names = told
+async def _sweep(cluster: Cluster, job: Job, item: tuple[StreamName, list[str]]) -> None:
+    stream, names = item
     for name in dict.fromkeys(names):
         if job.options.dry_run:
             job.report.items.append({"stream": stream, "did": "would sweep", "to": name})
@@ -83,9 +83,9 @@ async def _sweep_object(cluster: Cluster, job: Job, stream: StreamName, name: st
     await records.claim(stream, name)
     kept = await records.of(stream)
     is_named = name in named_objects(kept) or (cold.NAME, name) in named(await read_stream(cluster, stream))
-    told = parse_object(name)
-    if not is_named and told is not None:
-        await cold_store(cluster).delete(ref_of(stream, told[1].number, name))
+    parsed = parse_object(name)
+    if not is_named and parsed is not None:
+        await cold_store(cluster).delete(ref_of(stream, parsed[1].number, name))
         job.report.add("objects_swept")
         job.report.items.append({"stream": stream, "did": "swept", "to": name})
     await records.unmark_swept(stream, name)

@@ -158,8 +158,8 @@ def _replay(job: _Job, wal: Wal, work: Work) -> None:
     job.report.add("pieces_kept", len(pieces) - len(todo))
     split = partial(_split_in, wal=wal, known=plan.tables, options=job.options, work=work.runs)
     done = job.scatter(todo, split, "split")
-    told = dict(zip(((piece.region, piece.number) for piece in todo), done, strict=True))
-    splits = [_found(work, piece, told.get((piece.region, piece.number), "")) for piece in pieces]
+    results = dict(zip(((piece.region, piece.number) for piece in todo), done, strict=True))
+    splits = [_found(work, piece, results.get((piece.region, piece.number), "")) for piece in pieces]
     _merge(job, work, _tables(job, plan, splits), token)
     if not job.report.failures:
         work.finish(job.report.as_map(), token)
@@ -174,7 +174,7 @@ def _split(
     """In a task: the runs of a piece, or an error message."""
     into = Split(piece.region, piece.number)
 
-    def tell(text: str) -> None:
+    def on_skipped(text: str) -> None:
         if len(into.left_out) < _LEFT_OUT_MAX:
             into.left_out.append(text)
 
@@ -182,7 +182,7 @@ def _split(
         return Splitter(into, file, marks=options.marks, tables=options.tables, run_bytes=options.run_bytes)
 
     try:
-        batches = wal.read(piece, known, tell)
+        batches = wal.read(piece, known, on_skipped)
         if directory is not None:
             return write_split(into, directory, uuid4().hex[:12], batches, splitter)
         work = splitter(into, None)

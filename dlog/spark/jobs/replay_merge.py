@@ -75,7 +75,7 @@ class Merge:
 
     def do(self, parts: Sequence[Part], token: str) -> list[dict[str, Any]]:
         """The note of each part, in order. A failed part has `error`, and later parts of its table are skipped."""
-        told: list[dict[str, Any]] = []
+        notes: list[dict[str, Any]] = []
         failed: set[tuple[str, int]] = set()
         with RunFiles(self.runs) as run_files:
             for part in parts:
@@ -83,12 +83,12 @@ class Merge:
                 if key in failed:
                     continue
                 try:
-                    told.append(self._one(part, run_files, token))
+                    notes.append(self._one(part, run_files, token))
                 except Exception as error:  # noqa: BLE001 - of a user's function; reported
                     failed.add(key)
                     text = error.message if isinstance(error, DLogError) else f"{type(error).__name__}: {error}"
-                    told.append({"region": key[0], "table": key[1], "part": part.number, "error": text[:500]})
-        return told
+                    notes.append({"region": key[0], "table": key[1], "part": part.number, "error": text[:500]})
+        return notes
 
     def _one(self, part: Part, run_files: RunFiles, token: str) -> dict[str, Any]:
         path = self.note_of(part)
@@ -109,8 +109,8 @@ class Merge:
     def _call(self, part: Part, batches: _Summed) -> None:
         of = part.of
         first, last = int(of.runs[0]["first_sequence"]), int(of.runs[-1]["last_sequence"])
-        told = TablePart(of.region, of.table, part.number, part.parts, first, last, of.records)
-        function_of(self.function)(told, batches.cut(_CALL_ROWS))
+        table_part = TablePart(of.region, of.table, part.number, part.parts, first, last, of.records)
+        function_of(self.function)(table_part, batches.cut(_CALL_ROWS))
         if batches.records != of.records:
             raise ConfigError(
                 f"the replay function returned before it consumed every record: function={self.function} "

@@ -77,13 +77,13 @@ class Work:
         path = self._root / "plan.json"
         if not path.exists():
             made = make()
-            told = {
+            content = {
                 "version": _VERSION,
                 "identity": identity,
                 "pieces": [asdict(piece) for piece in made.pieces],
                 "tables": [asdict(table) for table in made.tables],
             }
-            publish(path, json.dumps(told, sort_keys=True).encode(), token)
+            publish(path, json.dumps(content, sort_keys=True).encode(), token)
         data = path.read_bytes()
         try:
             kept = json.loads(data)
@@ -111,14 +111,14 @@ class Work:
         """The manifest of a published table, or None. Raises ConfigError for another replay's."""
         path = self._published(region, table)
         try:
-            told = json.loads(path.read_bytes())
+            manifest = json.loads(path.read_bytes())
         except FileNotFoundError:
             return None
         except ValueError:
-            told = {}
-        if not isinstance(told, dict) or told.get("replay") != self.id:
+            manifest = {}
+        if not isinstance(manifest, dict) or manifest.get("replay") != self.id:
             raise ConfigError(f"this table was written by another replay; use another directory: file={path}")
-        return cast("dict[str, Any]", told)
+        return cast("dict[str, Any]", manifest)
 
     def publish(self, notes: Sequence[Mapping[str, Any]], token: str) -> dict[str, Any]:
         """Publish a table, from the notes of its parts in order; returns its manifest. Raises ConfigError, OSError."""

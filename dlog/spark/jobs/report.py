@@ -70,15 +70,15 @@ def report(
     chosen = parse(selection.options(), streaming=False)
     is_whole = not selection.streams and not selection.pattern
     of_cluster = reach(chosen.zookeeper, chosen.namespace, chosen.stores)
-    with reporting("report", dry_run=options.dry_run) as told:
-        seen = _look(told, of_cluster, chosen, is_whole, options, progress)
+    with reporting("report", dry_run=options.dry_run) as result:
+        seen = _look(result, of_cluster, chosen, is_whole, options, progress)
         now_ms = SYSTEM_CLOCK.unix_ms()
         members = of_cluster.ask(lambda cluster: cluster.metadata.members(), retries=options.retries)
-        kept = _readers(told, of_cluster, chosen, options)
+        kept = _readers(result, of_cluster, chosen, options)
         streams = [stream_row(one, now_ms) for one in seen.values()]
         readers = [row for reader in kept for row in reader_rows(reader, seen, chosen, is_whole)]
-        told.items = [*streams, *readers, *proxy_rows(members, streams)]
-        told.counts = {
+        result.items = [*streams, *readers, *proxy_rows(members, streams)]
+        result.counts = {
             "streams": len(streams),
             "segments": sum(row["segments"] for row in streams),
             "entries": sum(row["entries"] for row in streams),
@@ -90,15 +90,15 @@ def report(
             "write_proxies": len(members.write_proxies),
         }
         if not options.dry_run:
-            _write(options.out, page(told.counts, told.items, told.failures, chosen.namespace, now_ms))
-    return told
+            _write(options.out, page(result.counts, result.items, result.failures, chosen.namespace, now_ms))
+    return result
 
 
 # ---- reading metadata -----------------------------------------------------------------------------------------------
 
 
 def _look(
-    told: Report,
+    result: Report,
     of_cluster: ClusterConnection,
     chosen: SourceOptions,
     is_whole: bool,
@@ -129,7 +129,7 @@ def _look(
                 seen[name] = outcome
             elif outcome is not None:
                 failed.append(name)
-                told.failures.append({"stream": name, "reader": None, "error": f"{outcome}; run the report again"})
+                result.failures.append({"stream": name, "reader": None, "error": f"{outcome}; run the report again"})
     check_named(chosen, [*seen, *failed])
     return seen
 
@@ -154,7 +154,7 @@ async def _look_at(
 
 
 def _readers(
-    told: Report, of_cluster: ClusterConnection, chosen: SourceOptions, options: ReportOptions
+    result: Report, of_cluster: ClusterConnection, chosen: SourceOptions, options: ReportOptions
 ) -> list[Reader]:
     """All readers with stored state; one that cannot be read is a failure."""
 
@@ -172,7 +172,7 @@ def _readers(
         if isinstance(outcome, Reader):
             kept.append(outcome)
         elif outcome is not None:
-            told.failures.append({"stream": None, "reader": name, "error": str(outcome)})
+            result.failures.append({"stream": None, "reader": name, "error": str(outcome)})
     return kept
 
 
@@ -262,16 +262,16 @@ def _reader_row(reader: Reader, stream: str, position: StreamPosition, seen: See
     behind = amount(view, begun, view.latest)
     row["behind_entries"] = sum(part.entries for part in span(view, begun, view.latest))
     row["behind_records"], row["behind_bytes"] = behind.records, behind.bytes
-    row["state"] = _state(view, reader.marks.get(stream, StreamOffset(position)), is_told=stream in reader.done)
+    row["state"] = _state(view, reader.marks.get(stream, StreamOffset(position)), has_reported=stream in reader.done)
     return row
 
 
-def _state(view: StreamView, mark: StreamOffset, *, is_told: bool) -> str:
+def _state(view: StreamView, mark: StreamOffset, *, has_reported: bool) -> str:
     if mark.position > view.latest or is_another(view, mark):
         return "beyond"
     if lost(view, mark).most != 0:
         return "truncated"
-    return "reads" if is_told else "begun"
+    return "reads" if has_reported else "begun"
 
 
 def proxy_rows(members: Members, streams: Sequence[Row]) -> list[Row]:

@@ -73,13 +73,13 @@ class TableOptions:
 
     def source_options(self, selection: Selection) -> dict[str, str]:
         """The options of `spark.readStream.format("dlog")`."""
-        told = {name.lower() for name in self.source}
+        given = {name.lower() for name in self.source}
         for name in ("path", *selection.options()):
-            if name.lower() in told:
+            if name.lower() in given:
                 raise ConfigError(f"this option of the source cannot be set here, remove it: option={name}")
-        start = {} if any(name.startswith("starting") for name in told) else {"startingOffsets": "earliest"}
+        start = {} if any(name.startswith("starting") for name in given) else {"startingOffsets": "earliest"}
         bounds = ("maxbytespertrigger", "maxoffsetspertrigger", "maxsegmentspertrigger")
-        bound = {} if told & set(bounds) else {"maxBytesPerTrigger": str(self.batch_bytes)}
+        bound = {} if given & set(bounds) else {"maxBytesPerTrigger": str(self.batch_bytes)}
         return {**selection.options(), **start, **bound, **self.source}
 
 
@@ -99,8 +99,8 @@ def table(
     """
     if not (selection.streams or selection.pattern):
         raise ConfigError("name the streams of the table, with --stream or --pattern")
-    told = options.source_options(selection)
-    source = parse(told, streaming=True)
+    source_options = options.source_options(selection)
+    source = parse(source_options, streaming=True)
     with reporting("table", dry_run=options.dry_run) as report:
         check_named(source, _look(source))
         to, checkpoint = Files(spark, options.to), Files(spark, options.checkpoint)
@@ -110,7 +110,7 @@ def table(
             if options.format == "delta":
                 check_delta(spark, checkpoint)
             claim(to, checkpoint, _identity(selection, options))
-            query = _start(spark, told, options)
+            query = _start(spark, source_options, options)
             _Watched(query, report, progress or Silent(), stop or threading.Event(), follow=options.follow).wait()
         last, done = done_up_to(checkpoint)
         report.counts["last_batch"] = last
@@ -140,8 +140,8 @@ def _partition_column(options: TableOptions) -> str:
     return STREAM_DIRECTORY if by_name else options.partition_by
 
 
-def _start(spark: SparkSession, told: Mapping[str, str], options: TableOptions) -> StreamingQuery:
-    frame: DataFrame = spark.readStream.format("dlog").options(**told).load()
+def _start(spark: SparkSession, source_options: Mapping[str, str], options: TableOptions) -> StreamingQuery:
+    frame: DataFrame = spark.readStream.format("dlog").options(**source_options).load()
     if options.partition_by == "day":
         frame = frame.selectExpr("*", "to_date(timestamp) as day")
     if _partition_column(options) == STREAM_DIRECTORY:
@@ -179,12 +179,12 @@ class _Watched:
         self._count()
         error = self._query.exception()
         if error is not None and not self._stop.is_set():
-            self._report.failures.append({"error": _said(str(error)), "batches": self._report.counts["batches"]})
+            self._report.failures.append({"error": _error_text(str(error)), "batches": self._report.counts["batches"]})
 
     def _count(self) -> None:
         """Count new batches. Spark keeps the last hundred, more than are made between two calls."""
-        for told in self._query.recentProgress:
-            one = json.loads(told.json)
+        for progress in self._query.recentProgress:
+            one = json.loads(progress.json)
             if one["batchId"] <= self._seen or not one["numInputRows"]:
                 continue
             self._seen = one["batchId"]
@@ -194,7 +194,7 @@ class _Watched:
             self._progress.step("batches", done, done + (1 if self._query.isActive else 0))
 
 
-def _said(error: str) -> str:
+def _error_text(error: str) -> str:
     """The source's error message, without stack traces."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("dlog.errors.")]

@@ -85,12 +85,12 @@ def claim(to: Files, checkpoint: Files, what: Mapping[str, Any], *, write: bool 
     Raises ConfigError that names the other contents. write: False only checks.
     """
     of_table, of_checkpoint = _read(to, OF_TABLE), _read(checkpoint, OF_CHECKPOINT)
-    for files, told in ((to, of_table), (checkpoint, of_checkpoint)):
-        for key in sorted(what) if told is not None else ():
-            if told is not None and told.get(key) != what[key]:
+    for files, identity in ((to, of_table), (checkpoint, of_checkpoint)):
+        for key in sorted(what) if identity is not None else ():
+            if identity is not None and identity.get(key) != what[key]:
                 kind = "checkpoint" if files is checkpoint else "table"
                 raise ConfigError(
-                    f"this directory holds the {kind} of another query: path={files.path} {key}={told.get(key)} "
+                    f"this directory holds the {kind} of another query: path={files.path} {key}={identity.get(key)} "
                     f"wanted={what[key]}"
                 )
     if of_table is not None and of_checkpoint is not None:
@@ -108,8 +108,8 @@ def claim(to: Files, checkpoint: Files, what: Mapping[str, Any], *, write: bool 
         why = "it was written with another checkpoint" if of_table is not None else "it has other contents"
         raise ConfigError(f"name an empty directory for the table, {why}: to={to.path}")
     if write:
-        told = of_table or {**what, "id": uuid4().hex}  # of_table: a run was killed at this point
-        data = json.dumps(told, sort_keys=True).encode() + b"\n"
+        identity = of_table or {**what, "id": uuid4().hex}  # of_table: a run was killed at this point
+        data = json.dumps(identity, sort_keys=True).encode() + b"\n"
         if of_table is None:
             to.write(OF_TABLE, data)
         checkpoint.write(OF_CHECKPOINT, data)
@@ -125,12 +125,12 @@ def _read(files: Files, name: str) -> dict[str, Any] | None:
     if data is None:
         return None
     try:
-        told = json.loads(data)
+        identity = json.loads(data)
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
+        identity = None
+    if not isinstance(identity, dict):
         raise DamagedError(f"the identity of a table cannot be read; use another directory: file={files.path}/{name}")
-    return told
+    return identity
 
 
 def done_up_to(checkpoint: Files) -> tuple[int, dict[str, StreamPosition]]:

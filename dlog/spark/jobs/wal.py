@@ -55,7 +55,7 @@ _MAGIC_NUMBER = int.from_bytes(MAGIC, "little")
 _READ = pa.schema([(name, COLUMNS[name]) for name in ("segment", "entry", "slot", "txid", "timestamp", "value")])
 
 Numbers = NDArray[np.int64]
-Tell = Callable[[str], None]
+OnSkipped = Callable[[str], None]
 
 
 def encode(table: int, sequence: int, payload: bytes) -> bytes:
@@ -138,9 +138,9 @@ class Wal(Protocol):
         """
         ...
 
-    def read(self, piece: RegionPiece, tables: Sequence[KnownTable], tell: Tell) -> Iterator[pa.RecordBatch]:
-        """Batches of `SCHEMA`. tables: those of the plan. tell: called with what was left out, where that is allowed.
-        Called in a task.
+    def read(self, piece: RegionPiece, tables: Sequence[KnownTable], on_skipped: OnSkipped) -> Iterator[pa.RecordBatch]:
+        """Batches of `SCHEMA`. tables: those of the plan. on_skipped: called with what was left out, where that is
+        allowed. Called in a task.
 
         Raises DamagedError with the position of a value that is not a record of a region; what the store raises.
         """
@@ -186,27 +186,27 @@ class StreamWal:
             )
         )
 
-    def read(self, piece: RegionPiece, tables: Sequence[KnownTable], tell: Tell) -> Iterator[pa.RecordBatch]:
-        ranges = [Range(**told) for told in piece.told]
-        for batch in batches(ranges, self._options, _READ, tell=tell):
-            opened = self._opened(piece.region, batch, tell)
+    def read(self, piece: RegionPiece, tables: Sequence[KnownTable], on_skipped: OnSkipped) -> Iterator[pa.RecordBatch]:
+        ranges = [Range(**fields) for fields in piece.told]
+        for batch in batches(ranges, self._options, _READ, on_skipped=on_skipped):
+            opened = self._opened(piece.region, batch, on_skipped)
             if opened.num_rows:
                 yield opened
 
-    def _opened(self, region: str, batch: pa.RecordBatch, tell: Tell) -> pa.RecordBatch:
+    def _opened(self, region: str, batch: pa.RecordBatch, on_skipped: OnSkipped) -> pa.RecordBatch:
         tables, sequences, is_ours = decode(batch.column("value"))
         if not is_ours.all():
-            self._foreign(region, batch, is_ours, tell)
+            self._foreign(region, batch, is_ours, on_skipped)
             kept = np.flatnonzero(is_ours)
             batch, tables, sequences = batch.take(pa.array(kept)), tables[kept], sequences[kept]
         columns = batch.columns[:-1]
         payload = pc.binary_replace_slice(batch.column("value"), 0, _HEAD.size, b"")  # binary_slice of 26.0 overflows
         return pa.RecordBatch.from_arrays([*columns, pa.array(tables), pa.array(sequences), payload], schema=SCHEMA)
 
-    def _foreign(self, region: str, batch: pa.RecordBatch, is_ours: NDArray[np.bool_], tell: Tell) -> None:
+    def _foreign(self, region: str, batch: pa.RecordBatch, is_ours: NDArray[np.bool_], on_skipped: OnSkipped) -> None:
         first = int(np.flatnonzero(~is_ours)[0])
         where = " ".join(f"{name}={batch.column(name)[first].as_py()}" for name in ("segment", "entry", "slot"))
         text = f"not a record of a region, these begin with {MAGIC.decode()}, a table and a sequence: stream={region}"
         if self._options.on_corruption == "fail":
             raise DamagedError(f"{text} {where}; option onCorruption=skip-entry leaves such records out")
-        tell(f"{text} {where} records={int((~is_ours).sum())}, left out")
+        on_skipped(f"{text} {where} records={int((~is_ours).sum())}, left out")

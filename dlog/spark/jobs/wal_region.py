@@ -37,7 +37,7 @@ from dlog.region.names import region_number, topic_names
 from dlog.region.pieces import Cut, Piece, PiecePlan, PieceScan, WantedTable
 from dlog.region.reading import RegionEntry
 from dlog.region.topics import OffsetOutOfRangeError, Topics
-from dlog.spark.jobs.wal import NUMBER_MAX, SCHEMA, KnownTable, RegionPiece, Tell, WalPlan
+from dlog.spark.jobs.wal import NUMBER_MAX, SCHEMA, KnownTable, OnSkipped, RegionPiece, WalPlan
 from dlog.spark.options import read_one_of, read_value
 from dlog.values import Columns
 
@@ -83,10 +83,10 @@ class RegionWal:
         self, address: str, source: Mapping[str, str] | None = None, *, kafka: KafkaTopicsOptions | None = None
     ) -> None:
         self._address = RegionAddress.parse(address)
-        told = _told(source or {})
-        self._identity = {"region": address, **told}
-        self._skips = told.get("oncorruption") == "skip-entry"
-        self._fails_on_loss = told.get("failondataloss") != "false"
+        options = _read_options(source or {})
+        self._identity = {"region": address, **options}
+        self._skips = options.get("oncorruption") == "skip-entry"
+        self._fails_on_loss = options.get("failondataloss") != "false"
         self._kafka = kafka
         check_name("namespace", self._address.namespace)
         check_name("region", self._address.region)
@@ -156,12 +156,12 @@ class RegionWal:
 
     # ---- in a task ---------------------------------------------------------------------------------------------------
 
-    def read(self, piece: RegionPiece, tables: Sequence[KnownTable], tell: Tell) -> Iterator[pa.RecordBatch]:
+    def read(self, piece: RegionPiece, tables: Sequence[KnownTable], on_skipped: OnSkipped) -> Iterator[pa.RecordBatch]:
         """See Wal. Raises DamagedError, UnsupportedVersionError, UnavailableError; TruncatedError if records of the
         piece were deleted."""
         part, problems = piece.told
         for problem in problems["problems"]:
-            tell(f"{problem}, left out")
+            on_skipped(f"{problem}, left out")
         wanted = {
             table.table: WantedTable(max(table.first, table.kept), table.next, table.end)
             for table in tables
@@ -175,7 +175,7 @@ class RegionWal:
                     try:
                         records = runner.run(topics.read(self._path, scan.offset, READ_BYTES))
                     except OffsetOutOfRangeError as error:
-                        self._check_loss(scan.offset, part["end"], error, tell)
+                        self._check_loss(scan.offset, part["end"], error, on_skipped)
                         return
                     if not records:
                         raise DamagedError(
@@ -184,7 +184,7 @@ class RegionWal:
                         )
                     entries = scan.feed(records)
                     for problem in scan.problems:
-                        tell(f"{problem}, left out")
+                        on_skipped(f"{problem}, left out")
                     scan.problems.clear()
                     if entries:
                         yield _batch(entries)
@@ -192,8 +192,8 @@ class RegionWal:
                 if isinstance(topics, KafkaTopics):
                     runner.run(topics.close())
 
-    def _check_loss(self, offset: int, end: int, error: OffsetOutOfRangeError, tell: Tell) -> None:
-        """Records of a piece are deleted: raise, or tell it."""
+    def _check_loss(self, offset: int, end: int, error: OffsetOutOfRangeError, on_skipped: OnSkipped) -> None:
+        """Records of a piece are deleted: raise, or report it."""
         text = (
             f"records were deleted since the replay was planned: region={self._address.region} offset={offset} "
             f"first={error.first} piece_end={end}"
@@ -204,16 +204,16 @@ class RegionWal:
                 f"nothing",
                 first=str(error.first),
             )
-        tell(f"{text}, left out")
+        on_skipped(f"{text}, left out")
 
     @property
     def _path(self) -> str:
         return topic_names(self._address.namespace, self._address.region)[Topic.DATA]
 
 
-def _told(source: Mapping[str, str]) -> dict[str, str]:
+def _read_options(source: Mapping[str, str]) -> dict[str, str]:
     """Options by their names in lower case. Raises ConfigError."""
-    told: dict[str, str] = {}
+    options: dict[str, str] = {}
     known = {name.lower(): name for name in _OPTIONS}
     for name, value in source.items():
         if name.lower() not in known:
@@ -222,8 +222,8 @@ def _told(source: Mapping[str, str]) -> dict[str, str]:
                 f"option={name[:60]}"
             )
         key = known[name.lower()]
-        told[name.lower()] = read_value(key, value, read_one_of(*_OPTIONS[key]))
-    return told
+        options[name.lower()] = read_value(key, value, read_one_of(*_OPTIONS[key]))
+    return options
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
@@ -266,14 +266,14 @@ def _piece_as_map(piece: Piece) -> dict[str, Any]:
     return {**asdict(piece), "nonce": piece.nonce.hex()}
 
 
-def _piece_of(told: Mapping[str, Any]) -> Piece:
+def _piece_of(fields: Mapping[str, Any]) -> Piece:
     return Piece(
         **{
-            **told,
-            "nonce": bytes.fromhex(told["nonce"]),
-            "starts": tuple((table, sequence) for table, sequence in told["starts"]),
-            "seeks": tuple((table, sequence, offset) for table, sequence, offset in told["seeks"]),
-            "floors": tuple((table, offset, sequence) for table, offset, sequence in told["floors"]),
+            **fields,
+            "nonce": bytes.fromhex(fields["nonce"]),
+            "starts": tuple((table, sequence) for table, sequence in fields["starts"]),
+            "seeks": tuple((table, sequence, offset) for table, sequence, offset in fields["seeks"]),
+            "floors": tuple((table, offset, sequence) for table, offset, sequence in fields["floors"]),
         }
     )
 

@@ -212,10 +212,10 @@ class Builder:
         if self.entries % BLOCK_ENTRIES:
             self._end_block()
         payload_bytes, blocks, packed = self.payload_bytes, [], memoryview(self._rows)
-        for number, told in enumerate(self._blocks):
+        for number, block_range in enumerate(self._blocks):
             first = number * BLOCK_ENTRIES
             rows = packed[first * ROW_BYTES : (first + BLOCK_ENTRIES) * ROW_BYTES]
-            blocks.append(_BLOCK.pack(self._at, first, len(rows) // ROW_BYTES, crc32c(rows), *told))
+            blocks.append(_BLOCK.pack(self._at, first, len(rows) // ROW_BYTES, crc32c(rows), *block_range))
             self._passed(rows)
         summary: bytes = msgpack.packb([_head_map(self.head), self._header_bytes, b"".join(blocks)])
         at = self._at
@@ -263,12 +263,12 @@ def parse_summary(data: Buffer, footer: Footer) -> Summary:
     if crc32c(bytes(data)) != footer.summary_crc or len(data) != footer.summary_bytes:
         raise DamagedError("the summary's checksum does not match")
     try:
-        told, header_bytes, packed = msgpack.unpackb(data, use_list=False, max_array_len=8, **_BOUNDS)
+        head, header_bytes, packed = msgpack.unpackb(data, use_list=False, max_array_len=8, **_BOUNDS)
     except (ValueError, TypeError) as error:
         raise DamagedError(f"the summary cannot be read: {error}") from None
     if type(header_bytes) is not int or type(packed) is not bytes or len(packed) % _BLOCK.size:
         raise DamagedError("the summary has unexpected contents")
-    summary = Summary(_head_of(told), header_bytes, tuple(map(Block._make, _BLOCK.iter_unpack(packed))), footer)
+    summary = Summary(_head_of(head), header_bytes, tuple(map(Block._make, _BLOCK.iter_unpack(packed))), footer)
     _check_plan(summary)
     return summary
 
@@ -358,11 +358,11 @@ def _unpacked(data: bytes) -> Any:
         raise DamagedError(f"the header cannot be read: {error}") from None
 
 
-def _head_of(told: Any) -> Head:
+def _head_of(fields: Any) -> Head:
     """Unknown fields are ignored: a later version may add some."""
-    if type(told) is not dict or any(type(told.get(_KEYS.get(name, name))) is not kind for name, kind in _KINDS):
+    if type(fields) is not dict or any(type(fields.get(_KEYS.get(name, name))) is not kind for name, kind in _KINDS):
         raise DamagedError("the object does not name its segment")
-    head = Head(**{name: told[_KEYS.get(name, name)] for name, _ in _KINDS})
+    head = Head(**{name: fields[_KEYS.get(name, name)] for name, _ in _KINDS})
     if head.number < 1 or head.last_entry < 0:
         raise DamagedError(
             f"the object names an impossible segment: segment={head.number} last_entry={head.last_entry}"

@@ -118,7 +118,7 @@ class ColdStore:
         return ColdSegmentReader(await self._open(ref), self._reads)
 
     async def stat(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> SegmentStat:
-        """With sealed_at nothing is read: the object's name tells its size, and its end was decided before."""
+        """With sealed_at nothing is read: the object's name shows its size, and its end was decided before."""
         self._location(ref.name)
         end = EntryId((await self._open(ref)).last) if sealed_at is None else sealed_at
         return SegmentStat(end, payload_bytes(ref.name))
@@ -226,6 +226,6 @@ def _check_whole(opened: OpenObject, scanned: Scanned, crc: int) -> None:
     if scanned.damaged:
         return
     found = (scanned.entries, scanned.records, scanned.payload_bytes, scanned.entries_crc, crc)
-    told = (footer.entries, footer.records, footer.payload_bytes, footer.entries_crc, footer.object_crc)
-    if found != told:
+    expected = (footer.entries, footer.records, footer.payload_bytes, footer.entries_crc, footer.object_crc)
+    if found != expected:
         raise SegmentCorruptError(f"the object's contents do not match its footer: location={opened.location}")

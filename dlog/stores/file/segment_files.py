@@ -340,7 +340,7 @@ class Appender:
 
 
 def read_watermark(file: File, nonce: bytes) -> Point:
-    """The number of confirmed entries and the offset after them, as far as their writer has told."""
+    """The number of confirmed entries and the offset after them, as far as their writer has reported."""
     return decode_watermark(nonce, file.pread(WATERMARK_BYTES, WATERMARK_OFFSET))
 
 

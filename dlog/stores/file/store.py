@@ -199,7 +199,7 @@ class FileStore:
     # ---- for writers and readers ------------------------------------------------------------------------------------
 
     def confirmed(self, location: str, lac: EntryId) -> None:
-        """Tell this process's readers of a segment."""
+        """Pass the LAC on to this process's readers of a segment."""
         for reader in self._readers.get(location, ()):
             reader.learn_lac(lac)
 

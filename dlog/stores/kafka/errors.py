@@ -28,28 +28,28 @@ from dlog.stores.kafka.ports import WrongTopicsError
 
 def store_error(error: DLogError, location: str) -> StoreError:
     """The store's error for one of a call. location: of the segment that was asked for."""
-    told = f"{error.message}: store=kafka location={location or 'none'}"
+    message = f"{error.message}: store=kafka location={location or 'none'}"
     match error:
         case StoreError():
             return error
         case WrongTopicsError():  # never a finding about segments: it may be mended
-            return StoreOutOfReachError(told)
+            return StoreOutOfReachError(message)
         case TopicNotFoundError() | TableNotFoundError():
-            return SegmentNotFoundError(told)
+            return SegmentNotFoundError(message)
         case DamagedError() | UnsupportedVersionError():
-            return SegmentCorruptError(told)
+            return SegmentCorruptError(message)
         case ConfigError() | UnauthorizedError() | UnsafeTopicError():
-            return MisconfiguredError(told)
+            return MisconfiguredError(message)
         case UnavailableError():
-            return StoreOutOfReachError(told, outcome_unknown=error.outcome_unknown)
-    return StoreUnavailableError(told, outcome_unknown=error.outcome_unknown)
+            return StoreOutOfReachError(message, outcome_unknown=error.outcome_unknown)
+    return StoreUnavailableError(message, outcome_unknown=error.outcome_unknown)
 
 
 def writer_error(error: DLogError, location: str) -> StoreError:
     """The store's error for one that ends a writer: appends without an answer may be in the segment."""
-    told = f"{error.message}: store=kafka location={location}"
+    message = f"{error.message}: store=kafka location={location}"
     if isinstance(error, RegionFencedError | TableEndedError | TopicNotFoundError):
-        return SegmentFencedError(told)
+        return SegmentFencedError(message)
     if isinstance(error, UnauthorizedError | UnsafeTopicError):
-        return MisconfiguredError(told, outcome_unknown=True)
-    return StoreUnavailableError(told, outcome_unknown=True)
+        return MisconfiguredError(message, outcome_unknown=True)
+    return StoreUnavailableError(message, outcome_unknown=True)

@@ -104,8 +104,8 @@ class FollowedRegion:
         known.
 
         It begins at most MAP_EVERY records of the table, or MAP_EVERY_BYTES, before that one, and passes over
-        SEEK_BYTES or more of other tables where the mapping tells. If another scan came by an entry nearer to the first
-        one, it begins there, and takes all records: readers of the other tables want them, too.
+        SEEK_BYTES or more of other tables where the mapping shows it. If another scan came by an entry nearer to the
+        first one, it begins there, and takes all records: readers of the other tables want them, too.
         """
         state = self.state
         meta = state.meta.known(table)

@@ -102,11 +102,11 @@ class TableScan:
     async def _out_of_range(self, error: OffsetOutOfRangeError) -> StoreError:
         """Why the records are not in the topic. The store deletes only those of tables that were dropped."""
         await self._region.catch_up()
-        told = f"store=kafka region={self._region.name} table={self._table}"
+        place = f"store=kafka region={self._region.name} table={self._table}"
         if self._region.table(self._table) is None:
-            return SegmentNotFoundError(f"the segment was deleted: {told}")
+            return SegmentNotFoundError(f"the segment was deleted: {place}")
         return SegmentTruncatedError(
-            f"Kafka's retention, or another program, removed records of the segment: {told} first_offset={error.first}"
+            f"Kafka's retention, or another program, removed records of the segment: {place} first_offset={error.first}"
         )
 
 
@@ -216,7 +216,7 @@ class KafkaSegmentReader:
             region.passed.leave(self._table)
             return found
         meta = region.table(self._table)
-        if meta is None or meta.next_seq_num <= last:  # the owner told more than this process has read
+        if meta is None or meta.next_seq_num <= last:  # the owner reported more than this process has read
             await region.read_on(0.0)
             meta = region.table(self._table)
             if meta is None or meta.next_seq_num <= first:

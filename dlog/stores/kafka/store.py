@@ -5,7 +5,7 @@ end is a record in the region's data topic, which a new owner of the stream appe
 entries are final, since a record that counts is never dropped.
 
 Invariants:
-- What Kafka does not have is told as not found only if the topics at this address are those with this cluster's
+- What Kafka does not have is reported as not found only if the topics at this address are those with this cluster's
   segments: the namespace of their names is recorded in the cluster's metadata, and a topic of that name exists.
 - Topics of a region are deleted only once no table is left in it and no owner can begin one.
 - A segment counts as truncated only if the topic begins behind records of it that no process of this store deleted: it
@@ -383,10 +383,10 @@ class KafkaStore:
                 raise SegmentTruncatedError(f"{error.message}: store=kafka location={location}") from None
             raise store_error(error, location) from None
         except DLogError as error:
-            told = store_error(error, location)
-            if isinstance(told, SegmentNotFoundError):
+            failure = store_error(error, location)
+            if isinstance(failure, SegmentNotFoundError):
                 await self._check_address()
-            raise told from None
+            raise failure from None
 
     async def _check_address(self) -> None:
         """Raise unless the topics at this address are those with this cluster's segments."""
@@ -512,7 +512,7 @@ class KafkaStore:
             except DLogError:
                 continue  # the next time may do
 
-    # ---- told by parts -----------------------------------------------------------------------------------------------
+    # ---- called by parts ---------------------------------------------------------------------------------------------
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run work that may fail: a later call does it again. A store that is closed runs nothing more."""

@@ -1,6 +1,6 @@
 """Checks the objects of the store `s3` against its metadata: lists the bucket, reads every block of every object.
 
-The comparison is dlog/objects/fsck.py. The metadata are read before and after the listing; the caller tells how.
+The comparison is dlog/objects/fsck.py. The metadata are read before and after the listing; the caller decides how.
 
 Invariants:
 - an object that the controller deletes while the bucket is listed is no finding: what may be removed is looked for once
@@ -109,8 +109,8 @@ class ObjectCheck:
         ]
         for at in range(0, len(keys), DELETES_AT_ONCE):
             await self._objects.delete_many([self._root.below(key) for key in keys[at : at + DELETES_AT_ONCE]])
-        told = {one.place for one in findings if one.kind is Kind.UNFINISHED}
-        uploads = [left for finding, left in await self._unfinished(image) if finding.place in told] if told else []
+        places = {one.place for one in findings if one.kind is Kind.UNFINISHED}
+        uploads = [left for finding, left in await self._unfinished(image) if finding.place in places] if places else []
         for left in uploads:
             await self._objects.discard(left)
         return len(keys) + len(uploads)

@@ -50,7 +50,7 @@ class RunningNode:
         return self.machine.node_epoch
 
     def error(self, otherwise: DLogError) -> StoreError:
-        """Why requests to it fail. otherwise: what the last one said."""
+        """Why requests to it fail. otherwise: what the last one reported."""
         if self.is_fenced:  # whatever ended it then, such as its log that is closed
             text = f"another process took over the work of this node: node_epoch={self.node_epoch}"
             return SegmentFencedError(text, outcome_unknown=otherwise.outcome_unknown)

@@ -22,7 +22,7 @@ from dlog.stores.object_storage.locations import Location
 from dlog.values import value
 
 RECORDS = "records/"  # keys of segments begin with it
-BARRIER_KEY = "barrier"  # never put; an operation on it tells the version of the controller's image
+BARRIER_KEY = "barrier"  # never put; an operation on it returns the version of the controller's image
 FIRST_EPOCH = Epoch(0)  # of the only range of a segment
 
 _NAME = re.compile(r"([1-9][0-9]{0,18})\.(0|[1-9][0-9]{0,17})\Z")

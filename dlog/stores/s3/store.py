@@ -298,7 +298,7 @@ class S3Store:
                 return EntryId(found.end - found.start - 1)
             try:
                 end = await self._confirmed_end(place, found)
-            except SegmentNotFoundError as error:  # of the log: uploaded and deleted meanwhile, which metadata tells
+            except SegmentNotFoundError as error:  # of the log: uploaded and deleted meanwhile, as metadata shows
                 if loop.time() >= end_s:
                     raise StoreUnavailableError(
                         f"a segment of the write-ahead log is missing: node={found.node} why={error.message}"

@@ -14,7 +14,7 @@ from dlog.stores.contract import ReaderClosedError
 class Tasks:
     """A scope of tasks. Use it in `async with`: they are cancelled at its end.
 
-    on_event: gets WorkFailed for a task that ends with an error; a typed one is expected and not told.
+    on_event: gets WorkFailed for a task that ends with an error; a typed one is expected and not reported.
     """
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:

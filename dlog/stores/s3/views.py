@@ -2,7 +2,7 @@
 
 The image (committed entries, and the end of an ended range), this process's node (confirmed entries of what it writes),
 the log of another node (confirmed entries of what that writes), and what the stream's owner reports. All four only ever
-tell of entries that no recovery drops.
+report entries that no recovery drops.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ Visible entries are final, since a chunk that counts is never dropped.
 
 Invariants:
 - A segment exists as long as its BEGIN chunk does: each call that opens one reads that chunk, past the cache.
-- What is missing is told as not found only if the cluster's marker is there: else the root is a wrong one, or is not
-  mounted. Nothing is created without the marker, either.
+- What is missing is reported as not found only if the cluster's marker is there: else the root is a wrong one, or is
+  not mounted. Nothing is created without the marker, either.
 - `delete` removes BEGIN first. A crash behind that leaves chunks that no call reads; `list` finds them, and a
   repetition removes them.
-- Where there is an index, it tells the end and has the entries (dlog/objects/merge.py): chunks may be missing. It is
+- Where there is an index, it has the end and the entries (dlog/objects/merge.py): chunks may be missing. It is
   looked for after the last listing of a search, and where a chunk is missing.
 - FENCEs outlive the deletion (dlog/objects/deletion.py). A fenced writer that wakes up later, with entries to append,
   must find its number taken: else they would be acknowledged, and nobody would ever read them.
@@ -386,7 +386,7 @@ class S3DirectStore:
         """Read every chunk and check every byte. The storage keeps its own replicas."""
         chain = await self._chain(ref.name)
         found = await self._decided(chain, None)
-        known, damaged = 0, list[tuple[EntryId, str]]()  # of the entries below `known` it is told whether they verify
+        known, damaged = 0, list[tuple[EntryId, str]]()  # of the entries below `known` it is known whether they verify
         reason = ""
         for number in range(1, found.next_number):
             try:
@@ -472,7 +472,7 @@ class S3DirectStore:
         return self._folder
 
     def confirmed(self, name: str, lac: EntryId) -> None:
-        """Tell this process's readers of a segment."""
+        """Pass the LAC on to this process's readers of a segment."""
         view = self._views.get(name)
         if view is not None:
             view.learn_lac(lac)
@@ -685,9 +685,9 @@ class S3DirectStore:
 
     async def _damaged_in(self, chain: Chain, start: ChunkStart) -> Sequence[tuple[EntryId, str]]:
         """The damaged entries of a chunk whose head and rows verify."""
-        told = "the payload's checksum does not match"
+        reason = "the payload's checksum does not match"
         entries = range(start.head.first, start.head.end)
-        return [(EntryId(one), told) for one in entries if not await self.reads.payloads(chain, start, one, one, 0)]
+        return [(EntryId(one), reason) for one in entries if not await self.reads.payloads(chain, start, one, one, 0)]
 
 
 def tail_of(index: ChunkIndex) -> TailFound:

@@ -152,8 +152,8 @@ class S3DirectWriter:
             case Fenced():
                 self._fail(SegmentFencedError(f"another process recovered the segment: location={self.name}"))
             case GivenUp():
-                told = f"it is unknown whether an object was created: folder={self._chain.folder}"
-                self._fail(StoreUnavailableError(told, outcome_unknown=True))
+                message = f"it is unknown whether an object was created: folder={self._chain.folder}"
+                self._fail(StoreUnavailableError(message, outcome_unknown=True))
 
     def _create(self, effect: CreateChunk) -> None:
         number, kind = effect.number, effect.kind

@@ -455,7 +455,7 @@ async def test_a_source_that_is_told_to_end_does_so_while_a_reader_waits_for_the
 
 async def test_readers_at_the_tail_are_told_in_their_turn_and_of_an_end_at_once() -> None:
     """Entries confirmed meanwhile go to them in one piece; a reader that has just come does not wait for their turn."""
-    async with stage(replace(SHORT, owner_wait_s=60.0, told_s=3600.0, telling_max_s=3600.0)) as on:
+    async with stage(replace(SHORT, owner_wait_s=60.0, notify_pause_s=3600.0, notify_pause_max_s=3600.0)) as on:
         segment = await on.write(8)
         askers = [Asker(on.source) for _ in range(2)]
         on.words.first = (1, 0, False)
@@ -486,7 +486,7 @@ async def test_readers_at_the_tail_are_told_in_their_turn_and_of_an_end_at_once(
 
 
 async def test_who_waits_for_its_turn_is_told_when_it_comes() -> None:
-    async with stage(replace(SHORT, told_s=0.01)) as on:
+    async with stage(replace(SHORT, notify_pause_s=0.01)) as on:
         segment = await on.write(8)
         asker = Asker(on.source)
         await asker.look()

@@ -93,13 +93,13 @@ def main() -> None:
     steps: Any = importlib.import_module("dlog.spark.jobs.offload_settle")
     job.copy_segments = copy_segments
     job.packed = lambda things, size: [(thing,) for thing in things]  # a task each
-    tell = steps._tell
+    move = steps._move_to_object
 
-    async def watched_tell(*given: Any) -> None:
+    async def watched_move(*given: Any) -> None:
         pass_by(BEHIND_RECORD)
-        await tell(*given)
+        await move(*given)
 
-    steps._tell = watched_tell
+    steps._move_to_object = watched_move
     place = Selection(zookeeper=arguments.zookeeper, namespace=arguments.namespace, streams=(arguments.stream,))
     report = job.offload(spark, place, OffloadOptions(to=arguments.to, older_than_s=0.0))
     print("report", json.dumps(report.as_map(), default=str), flush=True)

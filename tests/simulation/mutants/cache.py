@@ -79,7 +79,8 @@ STALENESS = (
         invariants=("R2",),
         style="tail",
         parts=planted(
-            TailFinder, ("find", "not (told and self._lacs.knows_lac(segment))", "not self._lacs.knows_lac(segment)")
+            TailFinder,
+            ("find", "not (confirmed and self._lacs.knows_lac(segment))", "not self._lacs.knows_lac(segment)"),
         ),
     ),
     Mutant(
@@ -178,7 +179,7 @@ NEGATIVES = (
                 "answer",
                 "    payloads = self",
                 "    if '!' + key in self._ways:\n"
-                "        subscription.say(SourceFailed(question, ReaderClosedError('remembered')))\n"
+                "        subscription.send(SourceFailed(question, ReaderClosedError('remembered')))\n"
                 "        return\n"
                 "    payloads = self",
             ),

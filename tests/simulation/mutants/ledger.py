@@ -494,7 +494,8 @@ LONG_POLLS = (
         style="polled",
         parts={
             "tailer": edited(
-                LedgerTailer, ("_note_long_poll", "has_told = self", "self._raise_to(answer.lac)\n    has_told = self")
+                LedgerTailer,
+                ("_note_long_poll", "has_reported = self", "self._raise_to(answer.lac)\n    has_reported = self"),
             )
         },
     ),

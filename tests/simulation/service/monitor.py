@@ -54,7 +54,7 @@ class Monitor:
         """Replace methods of production code, while this context is entered, so that their calls are observed."""
         loop, seen = self.world.loop, self._bookie_says
         send, commit = Connection.send, Ensemble._commit
-        metadata, asked, tell = self._metadata, self.asked, zookeeper_protocol.Connection.tell
+        metadata, asked, submit = self._metadata, self.asked, zookeeper_protocol.Connection.submit
 
         def sending(self: Connection, message: Any) -> None:
             if message.__class__ is EntryAdded and message.code is Code.OK:
@@ -67,12 +67,12 @@ class Monitor:
 
         def asking(self: zookeeper_protocol.Connection, *args: Any, **options: Any) -> None:
             asked[loop.process.node] += 1
-            tell(self, *args, **options)
+            submit(self, *args, **options)
 
         with (
             mock.patch.object(Connection, "send", sending),
             mock.patch.object(Ensemble, "_commit", committing),
-            mock.patch.object(zookeeper_protocol.Connection, "tell", asking),
+            mock.patch.object(zookeeper_protocol.Connection, "submit", asking),
         ):
             yield
 

@@ -55,13 +55,13 @@ class Packets:
         return self.sent.total()
 
     def __enter__(self) -> Packets:
-        tell = Connection.tell
+        submit = Connection.submit
 
         def counted(connection: Connection, request: Any, *args: Any, **kwargs: Any) -> None:
             self.sent[type(request).__name__] += 1
-            tell(connection, request, *args, **kwargs)
+            submit(connection, request, *args, **kwargs)
 
-        self._patch = mock.patch.object(Connection, "tell", counted)
+        self._patch = mock.patch.object(Connection, "submit", counted)
         self._patch.start()
         return self
 

@@ -237,7 +237,7 @@ async def test_the_offset_of_an_append_is_that_of_its_first_record() -> None:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (appended_at(-1), "does not tell the offset"),  # DUPLICATE_SEQUENCE
+        (appended_at(-1), "does not send the offset"),  # DUPLICATE_SEQUENCE
         (OutOfOrderSequenceNumber(), r"OUT_OF_ORDER_SEQUENCE_NUMBER \(45\)"),
         (ProducerFenced(), "newer producer"),
         (KafkaError("anything else"), "anything else"),

@@ -24,7 +24,7 @@ class Link:
         self.last_zxid = last_zxid
         self.asked: list[tuple[Any, Done]] = []
 
-    def tell(self, request: Any, decode: Any, done: Done, path: str = "", *, xid: int = 0) -> None:
+    def submit(self, request: Any, decode: Any, done: Done, path: str = "", *, xid: int = 0) -> None:
         self.asked.append((request, done))
 
     def answer(self, error: Exception | None = None) -> None:

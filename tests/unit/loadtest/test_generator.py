@@ -102,17 +102,17 @@ async def test_orders_that_cannot_be_understood() -> None:
     orders = Orders()
     for line in (b"x", b"[]", b"{}", b'{"do": "jump"}', b'{"do": "go"}', b'{"do": "until", "counts": 3}'):
         with pytest.raises(CannotRunError, match="invalid order"):
-            orders.hear(line)
-    orders.hear(b'{"do": "until", "counts": {"a": 3}}')
+            orders.receive(line)
+    orders.receive(b'{"do": "until", "counts": {"a": 3}}')
     assert orders.until == {"a": 3}
-    orders.hear(b'{"do": "go", "start_ns": 7}')
-    orders.hear(b'{"do": "stop"}')
+    orders.receive(b'{"do": "go", "start_ns": 7}')
+    orders.receive(b'{"do": "stop"}')
     assert await orders.start_ns == 7 and orders.stop.is_set()
 
 
 async def test_a_stop_before_the_start_is_a_start_that_is_over() -> None:
     orders = Orders()
-    orders.hear(b'{"do": "stop"}')
+    orders.receive(b'{"do": "stop"}')
     async with asyncio.timeout(10):
         assert await orders.start_ns <= time.monotonic_ns()
 

@@ -14,7 +14,7 @@ import pytest
 from loadtest import command, plans, runfile, spec, systems
 from loadtest.report import compare, figures, goals
 from loadtest.runfile import Run, RunFileError
-from loadtest.runner import Runner, told_of, turn_s
+from loadtest.runner import Runner, turn_s, workload_as_json
 from tests.unit.loadtest.toy import VARIANTS
 
 FAST = ("--voids", "0", "--wait", "0", "--seconds", "0.3", "--set", "warmup_s=0.1")
@@ -156,7 +156,7 @@ def test_a_plan_that_cannot_be_is_named_before_anything_runs(
 def run_of(system: str, *, versions: dict[str, str], **changes: str) -> Run:
     workload = spec.load("W3", "quick", changes)
     about = {"options": {}, "versions": versions}
-    return Run(parts=[{}], systems={system: about}, workloads={workload.id: told_of(workload)})
+    return Run(parts=[{}], systems={system: about}, workloads={workload.id: workload_as_json(workload)})
 
 
 def test_cells_of_runs_in_one_file_are_all_kept() -> None:

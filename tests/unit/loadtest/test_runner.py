@@ -115,7 +115,7 @@ async def test_bad_host_conditions_void_a_round_which_is_done_again_a_bounded_nu
 
     bounds = replace(CALM, idle_min=0.85, steal_max=0.5)
     told: list[str] = []
-    run = await ran(plan("W1", rounds=2, voids=2, thresholds=bounds), look=look, tell=told.append)
+    run = await ran(plan("W1", rounds=2, voids=2, thresholds=bounds), look=look, on_progress=told.append)
     assert [turn["void"] for turn in run.turns] == [True, False, True, False]
     assert [bool(turn["faults"]) for turn in run.turns] == [True, False, True, True]
     assert [result["void"] for result in run.results] == [True, False, True, False]

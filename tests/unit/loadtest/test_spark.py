@@ -17,7 +17,7 @@ from loadtest.systems.java import FetchFailedError, PartMissingError
 
 def run_of(**values: list[float]) -> Run:
     run = Run(1000, 3, 0, 0, 0.1, {"dlog", "kafka", "parquet"})
-    for told in run._told:
+    for told in run._results:
         key = told.cell.name.replace(", ", "_").replace(" ", "_").replace("-", "_")
         if key in values:
             told.figures = [Figure(value, 1000) for value in values[key]]

@@ -47,7 +47,7 @@ def test_a_stall_of_the_system_is_in_the_latency_of_all_that_was_due_in_it(tally
     flow = Flow(0)
     tally.handed(flow, 1000, 3000 * MS, MS, 3999 * MS)  # a thousand, one each ms, appended when the stall ends
     clock.ns = 4000 * MS
-    tally.told(flow, Acked(0, 1000, (0, 0)))
+    tally.answered(flow, Acked(0, 1000, (0, 0)))
     assert tally.response.percentile(100) == pytest.approx(1_000_000, rel=0.01)
     assert tally.response.percentile(50) == pytest.approx(500_000, rel=0.1)
     assert tally.service.percentile(100) == pytest.approx(1000, rel=0.01)
@@ -60,7 +60,7 @@ def test_only_what_was_due_in_the_measured_time_is_measured(tally: Tally, clock:
         tally.handed(flow, 1, due_ms * MS, 0.0, due_ms * MS)
     for at_ms, first in ((1501, 0), (2501, 1), (7501, 2)):
         clock.ns = at_ms * MS
-        tally.told(flow, Acked(first, 1, (0, first)))
+        tally.answered(flow, Acked(first, 1, (0, first)))
     assert (tally.response.count, tally.measured, tally.acked) == (1, 1, 3)
     result = tally.result(0.5)
     assert (result["measured"], result["measured_s"], result["failed"], result["cpu_s"]) == (1, 5.0, 0, 0.5)
@@ -71,10 +71,10 @@ def test_a_gap_begins_when_something_was_due_and_ends_at_the_next_answer(tally: 
     flow = Flow(0)
     tally.handed(flow, 1, 2000 * MS, 0.0, 2000 * MS)
     clock.ns = 2001 * MS
-    tally.told(flow, Acked(0, 1, (0, 0)))
+    tally.answered(flow, Acked(0, 1, (0, 0)))
     tally.handed(flow, 1, 2500 * MS, 0.0, 2500 * MS)  # nothing was due for half a second: no gap
     clock.ns = 2800 * MS
-    tally.told(flow, Acked(1, 1, (0, 1)))
+    tally.answered(flow, Acked(1, 1, (0, 1)))
     assert tally.gaps == [(2500 * MS, 2800 * MS)]
 
 
@@ -82,13 +82,13 @@ def test_a_gap_is_not_ended_by_refusals(tally: Tally, clock: Clock) -> None:
     flow = Flow(0)
     tally.handed(flow, 1, 2000 * MS, 0.0, 2000 * MS)
     clock.ns = 2001 * MS
-    tally.told(flow, Acked(0, 1, (0, 0)))
+    tally.answered(flow, Acked(0, 1, (0, 0)))
     tally.handed(flow, 2, 2100 * MS, 0.0, 2100 * MS)
     clock.ns = 4900 * MS
-    tally.told(flow, Refused(1, 2, "no leader", True))
+    tally.answered(flow, Refused(1, 2, "no leader", True))
     tally.handed(flow, 1, 4990 * MS, 0.0, 4990 * MS)
     clock.ns = 5000 * MS
-    tally.told(flow, Acked(3, 1, (0, 1)))
+    tally.answered(flow, Acked(3, 1, (0, 1)))
     assert tally.gaps == [(2100 * MS, 5000 * MS)]
 
 
@@ -107,10 +107,10 @@ def test_answers_out_of_order_and_in_parts(tally: Tally, clock: Clock, history: 
     tally.handed(flow, 4, 2000 * MS, 0.0, 2000 * MS)
     tally.handed(flow, 4, 2100 * MS, 0.0, 2100 * MS)
     clock.ns = 2200 * MS
-    tally.told(flow, Acked(6, 2, (0, 16)))
-    tally.told(flow, Acked(2, 4, (0, 12)))  # the end of one batch, the begin of the other
+    tally.answered(flow, Acked(6, 2, (0, 16)))
+    tally.answered(flow, Acked(2, 4, (0, 12)))  # the end of one batch, the begin of the other
     assert tally.under_way == 2
-    tally.told(flow, Refused(0, 2, "no", False))
+    tally.answered(flow, Refused(0, 2, "no", False))
     assert (tally.under_way, tally.failed, len(flow.chunks)) == (0, 2, 0)
     history.close()
     found = list(notes(tmp_path / "history"))
@@ -123,7 +123,7 @@ def test_many_records_of_one_chunk_are_counted_by_groups_and_never_too_well(tall
     flow = Flow(0)
     tally.handed(flow, 160, 3000 * MS, MS, 3160 * MS)
     clock.ns = 3200 * MS
-    tally.told(flow, Acked(0, 160, (0, 0)))
+    tally.answered(flow, Acked(0, 160, (0, 0)))
     assert tally.response.count == 160
     assert tally.response.percentile(0) >= 41_000  # the truth is 41 ms for the last, 200 ms for the first
     assert tally.response.percentile(100) == pytest.approx(200_000, rel=0.01)
@@ -145,7 +145,7 @@ def test_a_refusal_looks_only_at_what_it_refuses(tally: Tally) -> None:
     for i in range(100):
         tally.handed(flow, 10, 3000 * MS + i, 0.0, 3000 * MS + i)
     for first in range(1000):
-        tally.told(flow, Refused(first, 1, "gone", True))
+        tally.answered(flow, Refused(first, 1, "gone", True))
     assert tally.failed == 1000 and not flow.chunks
     assert looked <= 2 * 1000
 
@@ -157,8 +157,8 @@ def test_a_gap_is_of_all_that_was_due_not_only_of_what_is_answered_after_it(tall
         tally.handed(flow, 1, due_ms * MS, 0.0, due_ms * MS)
         if due_ms == 3000:
             clock.ns = 3005 * MS
-            tally.told(flow, Acked(0, 1, (0,)))
+            tally.answered(flow, Acked(0, 1, (0,)))
     clock.ns = 7410 * MS
-    tally.told(flow, Acked(2, 1, (1,)))
-    tally.told(flow, Refused(1, 1, "no answer", True))
+    tally.answered(flow, Acked(2, 1, (1,)))
+    tally.answered(flow, Refused(1, 1, "no answer", True))
     assert tally.gaps == [(3010 * MS, 7410 * MS)]

@@ -25,9 +25,9 @@ from loadtest.systems.base import (
     Flavour,
     Node,
     NotApplicable,
+    OnAnswer,
     Position,
     System,
-    Tell,
     Variant,
     Writer,
 )
@@ -136,8 +136,8 @@ class ToyClient(Client):
     async def close(self) -> None:
         pass
 
-    async def writer(self, log: str, tell: Tell) -> ToyWriter:
-        return ToyWriter(self._room / log, tell)
+    async def writer(self, log: str, on_answer: OnAnswer) -> ToyWriter:
+        return ToyWriter(self._room / log, on_answer)
 
     async def read(
         self, log: str, *, tail: bool, follow: bool
@@ -191,8 +191,8 @@ def spoil(breach: str, records: list[bytes]) -> int:
 class ToyWriter(Writer):
     """An append is a write."""
 
-    def __init__(self, path: Path, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, path: Path, on_answer: OnAnswer) -> None:
+        self._on_answer = on_answer
         self._file = path.open("ab", buffering=0)
         self._index = 0
         self._place = 0
@@ -200,7 +200,7 @@ class ToyWriter(Writer):
     async def hand_over(self, records: Sequence[bytes]) -> None:
         first, self._index = self._index, self._index + len(records)
         place = self._write(records)
-        asyncio.get_running_loop().call_later(0.001, self._tell, Acked(first, len(records), place))
+        asyncio.get_running_loop().call_later(0.001, self._on_answer, Acked(first, len(records), place))
 
     async def hand_over_batch(self, records: Sequence[bytes]) -> None:
         await self.hand_over(records)

@@ -51,11 +51,11 @@ class Source:
         self.asked.append(question)
         match question:
             case GetStream():
-                subscription.say(StreamSeen(StreamMetadata(name=StreamName("s"), segments=(SEGMENT,)), fresh=True))
+                subscription.send(StreamSeen(StreamMetadata(name=StreamName("s"), segments=(SEGMENT,)), fresh=True))
             case WatchLac():
-                subscription.say(SegmentLacSeen(SEGMENT.number, SEGMENT.location, EntryId(999), False))
+                subscription.send(SegmentLacSeen(SEGMENT.number, SEGMENT.location, EntryId(999), False))
             case GetEntries(_, first):
-                subscription.say(EntriesGot(SEGMENT.number, SEGMENT.location, first, (ENTRY,)))
+                subscription.send(EntriesGot(SEGMENT.number, SEGMENT.location, first, (ENTRY,)))
 
 
 class Client:

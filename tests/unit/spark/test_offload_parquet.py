@@ -46,7 +46,7 @@ def sums(batches: Any) -> tuple[Any, ...]:
     found = Sums()
     for batch in batches:
         found.add(batch)
-    return found.rows, found.first, found.last, found.told()
+    return found.rows, found.first, found.last, found.as_text()
 
 
 @pytest.mark.parametrize("seed", range(5))

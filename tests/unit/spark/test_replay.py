@@ -25,7 +25,7 @@ from dlog.spark.jobs.replay import ReplayOptions, replay
 from dlog.spark.jobs.replay_merge import Merge, TablePart
 from dlog.spark.jobs.replay_runs import OUTPUT
 from dlog.spark.jobs.replay_work import Work, joined_crc32c
-from dlog.spark.jobs.wal import SCHEMA, KnownTable, RegionPiece, Tell, WalPlan
+from dlog.spark.jobs.wal import SCHEMA, KnownTable, OnSkipped, RegionPiece, WalPlan
 from dlog.wire.digest import crc32c
 
 Region = list[tuple[int, int, bytes]]  # table, sequence, payload
@@ -50,7 +50,7 @@ class Regions:
         )
         return WalPlan(tuple(pieces))
 
-    def read(self, piece: RegionPiece, tables: Sequence[KnownTable], tell: Tell) -> Iterator[pa.RecordBatch]:
+    def read(self, piece: RegionPiece, tables: Sequence[KnownTable], on_skipped: OnSkipped) -> Iterator[pa.RecordBatch]:
         begin = piece.told[0]["from"]
         rows = list(enumerate(self.regions[piece.region]))[begin : begin + self.per_piece]
         for at in range(0, len(rows), self.per_batch):

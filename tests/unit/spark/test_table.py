@@ -91,9 +91,9 @@ def test_where_a_table_goes_on() -> None:
 
 def test_the_error_of_a_query_is_said_in_a_line() -> None:
     text = "Query x terminated\nTraceback (most recent call):\n  File\ndlog.errors.TruncatedError: it is gone\n\tat org"
-    assert table._said(text) == "dlog.errors.TruncatedError: it is gone"
-    assert table._said("Something else\n\tat org") == "Something else"
-    assert table._said("") == "the query ended with an error"
+    assert table._error_text(text) == "dlog.errors.TruncatedError: it is gone"
+    assert table._error_text("Something else\n\tat org") == "Something else"
+    assert table._error_text("") == "the query ended with an error"
     assert table._reason("An error\n: java.lang.NoSuchMethodError: 'x'\n\tat") == "java.lang.NoSuchMethodError: 'x'"
     assert table._reason("[DATA_SOURCE_NOT_FOUND] Failed to find") == "its jars are missing"
 
