@@ -23,7 +23,9 @@ from typing import Any, Protocol
 
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.garbage_collection import (
+    HELD_BEFORE,
     NEVER_SEEN,
+    ChainEnded,
     ContactLost,
     DeleteLedgers,
     GarbageCollector,
@@ -189,7 +191,7 @@ class GarbageCollection:
         freed = await self._free()
         self._collected.set()
         known = self._machine.known()
-        unseen = sum(seen == NEVER_SEEN for seen in known.values())
+        unseen = sum(seen in (NEVER_SEEN, HELD_BEFORE) for seen in known.values())
         metrics.GC_LEDGERS.set(len(known))
         metrics.GC_UNSEEN_LEDGERS.set(unseen)
         metrics.GC_LAST_RUN_SECONDS.set(unix_ms() / 1000)
@@ -248,6 +250,9 @@ class GarbageCollection:
                 return MarkStored(await self._keep(record))
             case WriteMark(text, version):
                 return MarkWritten(await self._metadata.write_gc_mark(self._bookie, text, version))
+            case ChainEnded():
+                never = frozenset(number for number, seen in self._machine.known().items() if seen == NEVER_SEEN)
+                self._perform_fact(SeenInMetadata(never, HELD_BEFORE))
             case LedgersSeen(ledgers, chain):
                 self._perform_fact(SeenInMetadata(ledgers, chain))
             case DeleteLedgers(ledgers):
@@ -276,6 +281,7 @@ class GarbageCollection:
     async def _read(self, ledgers: Iterable[int]) -> LedgersRead:
         present: set[int] = set()
         missing: set[int] = set()
+        elsewhere: set[int] = set()
         left = sorted(ledgers)
 
         async def read_next() -> None:
@@ -287,13 +293,16 @@ class GarbageCollection:
                     continue
                 except DLogError:  # unreadable, but present
                     present.add(ledger)
+                    elsewhere.add(ledger)  # as far as can be known
                     continue
                 if isinstance(outcome, Versioned):
                     present.add(ledger)
+                    if not any(self._bookie in fragment.ensemble for fragment in outcome.value.fragments):
+                        elsewhere.add(ledger)
                 elif isinstance(outcome, Missing):
                     missing.add(ledger)
 
         async with asyncio.TaskGroup() as readers:
             for number in range(min(_AT_ONCE, len(left))):
                 readers.create_task(read_next(), name=f"read ledgers {number}")
-        return LedgersRead(frozenset(present), frozenset(missing))
+        return LedgersRead(frozenset(present), frozenset(missing), frozenset(elsewhere))

@@ -5,7 +5,10 @@ Every `gc_moved_s` it reads the metadata of all ledgers of this bookie. The copi
 the other, found moved away are freed.
 
 Invariants:
-- nothing is freed while the metadata store's instance id differs from that of the bookie's cookie.
+- nothing is freed while the metadata store's instance id differs from that of the bookie's cookie, or while it lacks
+  this bookie's last mark: it went back (dlog/bookie/garbage_collection.py).
+- what the bookie held when metadata went back is freed only once metadata has named this bookie for it since: metadata
+  that names others may be that of a new ledger with the same id.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any, Protocol
 
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.events import MovedCopiesFreed
+from dlog.bookie.garbage_collection import NEVER_SEEN, MarkRecord
 from dlog.bookie.messages import CopiesToFree, CopiesToSeal, CopiesToUnseal
 from dlog.bookie.moved_copies import (
     CompareCopies,
@@ -39,7 +43,7 @@ from dlog.bookie.options import BookieOptions
 from dlog.errors import DLogError
 from dlog.events import Event
 from dlog.io import metrics
-from dlog.io.metadata import LedgerMetadataStore
+from dlog.io.metadata import Cookies, LedgerMetadataStore
 from dlog.ledger.comparing import Compared
 from dlog.machine import Answer, Asked, CompareAndSet, MetadataSeen, OutcomeUnknown, ReadMetadata, Versioned
 from dlog.model.ids import BookieId, LedgerId
@@ -62,17 +66,25 @@ class OtherCopies(Protocol):
         ...
 
 
+class MarkedLedgers(LedgerMetadataStore, Cookies, Protocol):
+    """Metadata of ledgers, and this bookie's mark in it."""
+
+
 class MovedCopiesCollection:
-    """The looks of one bookie. instance: of the cluster, from its cookie. perform: gives a fact to the state machine of
-    the bookie; drop: gives CopiesToFree to it, and returns the ledgers that failed once the index is rewritten."""
+    """The looks of one bookie.
+
+    instance: of the cluster, from its cookie. record: its marks as of now. perform: gives a fact to the state machine
+    of the bookie; drop: gives CopiesToFree to it, and returns the ledgers that failed once the index is rewritten.
+    """
 
     def __init__(
         self,
         options: BookieOptions,
-        metadata: LedgerMetadataStore,
+        metadata: MarkedLedgers,
         bookie: BookieId,
         instance: str,
         machine: Bookie,
+        record: Callable[[], MarkRecord],
         others: OtherCopies,
         *,
         perform: Callable[[Any], None],
@@ -84,6 +96,7 @@ class MovedCopiesCollection:
         self._bookie = bookie
         self._instance = instance
         self._machine = machine
+        self._record = record
         self._moved = MovedCopies(bookie)
         self._others = others
         self._perform_fact = perform
@@ -102,7 +115,11 @@ class MovedCopiesCollection:
         try:
             if await self._metadata.instance_id() != self._instance:
                 return None  # garbage collection reports it
-            found = await self._find()
+            mark = await self._metadata.read_gc_mark(self._bookie)
+            record = self._record()
+            if not isinstance(mark, Versioned) or mark.value not in (record.mark, record.next):
+                return None
+            found = await self._find(record.chain)
         except DLogError:
             return None
         due, self._before = found & self._before, found
@@ -116,9 +133,10 @@ class MovedCopiesCollection:
         self._on_event(MovedCopiesFreed(freed.ledgers, kept, why))
         return freed
 
-    async def _find(self) -> frozenset[LedgerId]:
-        """The ledgers of this bookie that are moved away, by their metadata."""
-        left = self._machine.with_entries()
+    async def _find(self, chain: int) -> frozenset[LedgerId]:
+        """The ledgers of this bookie that are moved away, by their metadata. chain: the current one."""
+        seen = self._machine.known()
+        left = [ledger for ledger in self._machine.with_entries() if seen[ledger] in (NEVER_SEEN, chain)]
         found: set[LedgerId] = set()
 
         async def read_next() -> None:

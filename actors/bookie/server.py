@@ -220,7 +220,7 @@ class BookieServer:
                         tasks.append(task_group.create_task(self._collect(metadata, info, collector), name="bookie gc"))
                         if others is not None and self._options.gc_moved_s:
                             instance = await metadata.instance_id()
-                            moved = self._free_moved(metadata, info, instance, others)
+                            moved = self._free_moved(metadata, info, collector, instance, others)
                             tasks.append(task_group.create_task(moved, name="bookie moved copies"))
                 on_ready()
                 await stopping.wait()
@@ -365,7 +365,12 @@ class BookieServer:
             raise DiskFailedError(f"the bookie failed, restart it to recover: {group.exceptions[0]!r}") from group
 
     async def _free_moved(
-        self, metadata: CollectionMetadata, info: BookieInfo, instance: str, others: OtherCopies
+        self,
+        metadata: CollectionMetadata,
+        info: BookieInfo,
+        collector: GarbageCollector,
+        instance: str,
+        others: OtherCopies,
     ) -> None:
         def perform(fact: Any) -> None:
             self._perform(fact)
@@ -383,6 +388,7 @@ class BookieServer:
             info.bookie,
             instance,
             self.machine,
+            lambda: collector.record,
             others,
             perform=perform,
             drop=drop,

@@ -13,6 +13,9 @@ Invariants:
   own znode confirms that. A failed listing or read proves nothing.
 - Nothing is seen or collected while the metadata store's instance id differs from that of the bookie's cookie.
 - A ledger counts as seen only once a mark written afterwards is in the store and on the bookie's disk.
+- A ledger that the bookie held when a chain ended counts as seen again only if metadata names this bookie for it. Else
+  a new ledger that was given its id, with its copies on other bookies, would have the entries of the old one deleted.
+  (Of what came since the last mark nothing is known. Ids that bookies hold are not given out: dlog/ledger/vetting.py.)
 - What was found in metadata before a round counts only if, since that read began, contact was not lost and neither mark
   nor instance id changed.
 - A round ends and marks nothing as seen if contact with metadata is lost before its mark is written: no server is
@@ -32,8 +35,9 @@ from typing import Any
 from dlog.bookie.events import CollectionRefused, MetadataChainBroken
 from dlog.machine import Emit, Missing, Outcome, OutcomeUnknown, Versioned
 
-CHAIN_MAX = 127  # stored in seven bits of a ledger's row
+CHAIN_MAX = 126  # with these two, stored in seven bits of a ledger's row
 NEVER_SEEN = 0
+HELD_BEFORE = 127  # never seen, and held when a chain ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +95,12 @@ class LedgersListed:
 
 @dataclass(frozen=True, slots=True)
 class LedgersRead:
-    """Result of ReadLedgers. Ledgers in neither set could not be read."""
+    """Result of ReadLedgers. Ledgers in neither set could not be read. elsewhere: those present whose metadata names
+    only other bookies."""
 
     present: frozenset[int]
     missing: frozenset[int]
+    elsewhere: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +175,11 @@ class DeleteLedgers:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainEnded:
+    """Record all ledgers that were never seen as HELD_BEFORE."""
+
+
+@dataclass(frozen=True, slots=True)
 class LedgersSeen:
     """Record that metadata of these was seen under this chain."""
 
@@ -210,6 +221,11 @@ class GarbageCollector:
     def is_idle(self) -> bool:
         return self._round is None
 
+    @property
+    def record(self) -> MarkRecord:
+        """The marks of the current chain."""
+        return self._record
+
     def handle(self, fact: Any) -> Effects:
         """Process one fact and return its effects."""
         if isinstance(fact, RoundDue):
@@ -238,8 +254,8 @@ class GarbageCollector:
                 if present is None:
                     return self._end("metadata is unreachable: the listing of its ledgers failed")
                 return self._listed(self._round, present)
-            case LedgersRead(present, missing):
-                return self._read(self._round, present, missing)
+            case LedgersRead(present, missing, elsewhere):
+                return self._read(self._round, present, missing, elsewhere)
             case MarkStored(failure):
                 return (
                     self._end(f"the mark cannot be written to this bookie's disk: {failure}")
@@ -283,38 +299,47 @@ class GarbageCollector:
             self._chain = record.chain
             self._record = replace(record, mark=found, next="")
         else:
-            self._chain = max([record.chain, *due.known.values()]) + 1
+            self._chain = max(record.chain, *(seen for seen in due.known.values() if seen != HELD_BEFORE), 0) + 1
             if record.mark:
                 self._found.clear()  # perhaps found in the metadata that was replaced
-                effects.append(Emit(MetadataChainBroken(record.chain)))
+                effects += [ChainEnded(), Emit(MetadataChainBroken(record.chain))]
+                known = {ledger: seen or HELD_BEFORE for ledger, seen in due.known.items()}
+                due = self._round = replace(due, known=known)
                 self._remark = (
                     "metadata lacks this bookie's last mark: ledgers missing from it are kept, see docs/restore.md"
                 )
         if self._chain > CHAIN_MAX:
             reason = "metadata was replaced too often, start a new bookie on empty directories"
             return [*effects, Emit(CollectionRefused(reason)), *self._end(reason)]
-        known = frozenset(due.known)
+        held = frozenset(due.known)
         if due.collects:
-            return [*effects, ListLedgers(known)]
-        left = known - self._found
+            return [*effects, ListLedgers(held)]
+        left = held - self._found
         return [*effects, ReadLedgers(left) if left else ReadMark()]
 
     def _listed(self, due: RoundDue, present: frozenset[int]) -> Effects:
         self._present = present & due.known.keys()
-        absent = frozenset(
-            ledger for ledger, seen in due.known.items() if seen == self._chain and ledger not in present
-        )
-        return [ReadLedgers(absent)] if absent else [ReadMark()]
+        unsure = self._held_before(due) & present
+        unsure |= {ledger for ledger, seen in due.known.items() if seen == self._chain and ledger not in present}
+        return [ReadLedgers(unsure)] if unsure else [ReadMark()]
 
-    def _read(self, due: RoundDue, present: frozenset[int], missing: frozenset[int]) -> Effects:
+    def _held_before(self, due: RoundDue) -> frozenset[int]:
+        """Ledgers that the bookie held when an earlier chain ended, and that were not seen since."""
+        return frozenset(ledger for ledger, seen in due.known.items() if seen not in (NEVER_SEEN, self._chain))
+
+    def _read(
+        self, due: RoundDue, present: frozenset[int], missing: frozenset[int], elsewhere: frozenset[int]
+    ) -> Effects:
         self._present |= present & due.known.keys()
+        before = self._held_before(due)
+        self._present -= before - (present - elsewhere)
         self._gone = frozenset(ledger for ledger in missing if due.collects and due.known.get(ledger) == self._chain)
         return [ReadMark()]
 
     def _settle(self, due: RoundDue) -> Effects:
         """Apply what the round found: the mark did not change meanwhile."""
         effects: Effects = [DeleteLedgers(self._gone)] if self._gone else []
-        found = self._present | (self._found & due.known.keys())
+        found = self._present | (self._found & due.known.keys() - self._held_before(due))
         self._present = frozenset(ledger for ledger in found if due.known[ledger] != self._chain)
         if not self._present:
             return [*effects, *self._end(self._remark, is_complete=True)]

@@ -255,7 +255,7 @@ class Ledgers:
         ledger: LedgerId | None = None,
         deferred_sync: bool = False,
     ) -> LedgerWriter:
-        """Create a ledger under an id that metadata and every bookie of its ensemble do not know; return its writer.
+        """Create a ledger under an id that metadata and every bookie that answers do not know; return its writer.
 
         ensemble_min: smallest ensemble to accept when too few bookies are writable; None: the quorum's ensemble.
         custom: stored in the ledger's metadata. min_regions: regions that must hold an entry before it is confirmed,
@@ -308,7 +308,8 @@ class Ledgers:
     ) -> tuple[BookieId, ...] | None:
         """Choose an ensemble whose members all confirm that they hold none of the ledger; None: a bookie holds some.
 
-        A bookie that does not confirm in time is replaced as long as there are enough others.
+        All registered bookies are asked. A member of the ensemble that does not confirm in time is replaced as long as
+        there are enough others; another bookie that does not is passed over, and not asked while in quarantine.
         """
         silent: set[BookieId] = set()
         give_up_s = self._clock.monotonic_s() + self.options.vet_all_s
@@ -322,15 +323,17 @@ class Ledgers:
                     silent.clear()
                     await asyncio.sleep(_VET_RETRY_S)
                     continue
-                vetted: Vetted = await vetter.ask(Vet(ensemble, self.options.vet_s))
+                asked = {*ensemble, *self._locations.registered()}
+                asked -= {bookie for bookie in asked if bookie not in ensemble and self._is_quarantined(bookie)}
+                vetted: Vetted = await vetter.ask(Vet(tuple(sorted(asked)), self.options.vet_s))
                 if vetted.known_to:
                     self._on_event(LedgerIdInUse(ledger, tuple(sorted(vetted.known_to))))
                     return None
-                if len(vetted.unknown_to) == len(ensemble):
+                for bookie in sorted(asked - vetted.unknown_to):
+                    self._note_failure(bookie)
+                if vetted.unknown_to.issuperset(ensemble):
                     return ensemble
                 silent |= set(ensemble) - vetted.unknown_to
-                for bookie in sorted(set(ensemble) - vetted.unknown_to):
-                    self._note_failure(bookie)
 
     async def _choose(
         self, placement: Placement, quorum: Quorum, least: int, exclude: Collection[BookieId]

@@ -38,6 +38,7 @@ from dlog.model.quorum import Quorum
 from dlog.model.verification import Verified
 from dlog.stores.contract import StoreTooSmallError
 from dlog.stores.ledger import LEDGER_SETTINGS, LedgerStore
+from dlog.wire.bookie import ReadEntry
 from dlog.wire.bookie_v3_messages import ReadWithLac
 from tests.integration.ledgers.model_bookie import ModelBookie
 from tests.memory_metadata import MemoryMetadata
@@ -532,6 +533,27 @@ async def test_an_id_that_a_bookie_of_the_ensemble_knows_is_not_used() -> None:
         assert in_use == [0, 2, 6, 14], "1, 2, 4, 8 ids are drawn at a time"
         assert [found async for found in ledgers.list()] == [writer.ledger_id], "nothing is left in metadata"
         assert (await ledgers.create(E332)).ledger_id == writer.ledger_id + 1
+
+
+async def test_an_id_that_a_bookie_outside_of_the_ensemble_knows_is_not_used() -> None:
+    async with cluster(6) as made:
+        known = made.bookies[BookieId("bookie-5")]
+        known.entries.update({(ledger, 0): bytes(40) for ledger in range(20)})
+        ledgers = await made.client()
+        created = [(await ledgers.create(Quorum(ensemble=1, write=1, ack=1))).ledger_id for _ in range(10)]
+        assert min(created) >= 20, "whichever bookies they are on"
+
+
+async def test_a_silent_bookie_that_a_ledger_does_not_need_is_passed_over() -> None:
+    async with cluster(4) as made:
+        silent = made.bookies[BookieId("bookie-3")]
+        silent.hold = True
+        ledgers = await made.client(LedgersOptions(vet_s=0.01, quarantine_failures=1))
+        first = await ledgers.create(E332)
+        second = await ledgers.create(E332)
+        assert (first.ledger_id, second.ledger_id) == (0, 1)
+        asked = [request.ledger for request in silent.requests if isinstance(request, ReadEntry)]
+        assert asked == [0], "it is in quarantine"
 
 
 async def test_a_bookie_that_does_not_say_whether_it_knows_a_ledger_is_left_out() -> None:

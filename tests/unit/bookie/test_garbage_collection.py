@@ -13,6 +13,8 @@ import pytest
 
 from dlog.bookie.events import CollectionRefused, MetadataChainBroken
 from dlog.bookie.garbage_collection import (
+    HELD_BEFORE,
+    ChainEnded,
     ContactLost,
     DeleteLedgers,
     Effects,
@@ -87,10 +89,23 @@ def test_the_first_round_of_all_begins_a_chain_and_buries_nothing() -> None:
 def test_metadata_without_the_last_mark_begins_a_chain_that_knows_nothing(found: Any) -> None:
     made = collector(MarkRecord(3, "m"))
     made.handle(RoundDue({1: 3, 2: 3}, collects=True))
-    assert made.handle(MarkRead(OURS, found)) == [Emit(MetadataChainBroken(3)), ListLedgers(ids(1, 2))]
+    ended_and_listed = [ChainEnded(), Emit(MetadataChainBroken(3)), ListLedgers(ids(1, 2))]
+    assert made.handle(MarkRead(OURS, found)) == ended_and_listed
     assert made.handle(LedgersListed(ids())) == [ReadMark()], "absent, and not suspected"
     (ended,) = made.handle(MarkRead(OURS, found))
     assert ended.is_complete and "lacks this bookie's last mark" in ended.reason
+
+
+def test_what_was_held_when_a_chain_ended_is_seen_again_once_metadata_names_the_bookie_for_it() -> None:
+    made = collector(MarkRecord(3, "m"))
+    made.handle(RoundDue({1: 2, 2: HELD_BEFORE, 3: 3, 4: 0}, collects=True))
+    made.handle(mark("m"))
+    assert made.handle(LedgersListed(ids(1, 2, 3, 4))) == [ReadLedgers(ids(1, 2))], "their ids may be another's now"
+    made.handle(LedgersRead(ids(1, 2), ids(), elsewhere=ids(2)))
+    made.handle(mark("m"))
+    made.handle(MarkStored())
+    made.handle(MarkWritten(Versioned("new1", 6)))
+    assert made.handle(MarkStored()) == [LedgersSeen(ids(1, 4), 3), RoundEnded(True)]
 
 
 def test_a_lost_record_never_uses_a_chain_again_that_a_ledger_was_seen_under() -> None:
@@ -263,6 +278,7 @@ class World:
         self.reading: list[NewLedgersRead] = []  # read at once, and not passed to the machine yet
         self.disk = MarkRecord()
         self.buried: set[int] = set()
+        self.strays: set[int] = set()  # missing from metadata that was replaced: their ids may be given out again
         self.instance = OURS
         self.is_away = False
         self.is_contact_lost = False
@@ -272,9 +288,9 @@ class World:
     def store(self) -> dict[Any, Versioned]:
         return self.stores[self.instance]
 
-    def deleted(self) -> frozenset[int]:
-        """Ledgers deleted in our cluster."""
-        found = self.stores[OURS].get("deleted")
+    def recorded(self, what: str) -> frozenset[int]:
+        """In the present history of our cluster: ledgers "deleted", or ids "reused" for ledgers on other bookies."""
+        found = self.stores[OURS].get(what)
         return frozenset() if found is None else found.value
 
     def new_mark(self) -> str:
@@ -290,7 +306,7 @@ class World:
         """Let something happen between two steps of a round."""
         rng, store = self.rng, self.store
         living = [key for key in store if isinstance(key, int)]
-        match rng.choice("cccchhhhffffdddddbrxwai"):
+        match rng.choice("cccchhhhffffdddddbrxwaie"):
             case "c":
                 self.ids += 1
                 self.put(self.stores[OURS], self.ids, "ledger")
@@ -309,15 +325,19 @@ class World:
             case "b":
                 self.backups = [*self.backups[-4:], dict(self.stores[OURS])]
             case "r" if self.backups and rng.random() < 0.3:
-                self.stores[OURS] = dict(rng.choice(self.backups))
-                self.is_contact_lost = True
+                self.replace_metadata(dict(rng.choice(self.backups)))
             case "x" if rng.random() < 0.2:
                 self.machine = self.make(self.disk, self.new_mark)  # the bookie crashed
                 self.reading.clear()
                 self.hear(*(ledger for ledger, chain in self.known.items() if not chain))
             case "w" if rng.random() < 0.1:
-                self.stores[OURS] = {}
-                self.is_contact_lost = True
+                self.replace_metadata({})
+            case "e" if self.strays:  # ZooKeeper gives the id out again, and this bookie gets nothing of the ledger
+                ledger = rng.choice(sorted(self.strays))
+                self.strays.discard(ledger)
+                if ledger not in self.stores[OURS]:
+                    self.put(self.stores[OURS], ledger, "elsewhere")
+                    self.put(self.stores[OURS], "reused", self.recorded("reused") | {ledger})
             case "a":
                 self.is_away = not self.is_away and rng.random() < 0.3
             case "i":
@@ -326,6 +346,14 @@ class World:
                     theirs = {key: value for key, value in self.stores[OURS].items() if isinstance(key, int)}
                     self.stores[THEIRS] = {**self.stores[THEIRS], **theirs}
                 self.is_contact_lost = self.is_contact_lost or self.instance != was
+
+    def replace_metadata(self, store: dict[Any, Versioned]) -> None:
+        self.stores[OURS] = store
+        self.is_contact_lost = True
+        lost = self.known.keys() - store.keys() - self.recorded("deleted")
+        if "mark" in store and store["mark"].value in (self.disk.mark, self.disk.next):
+            lost = {ledger for ledger in lost if self.known[ledger]}  # no mark is lost: the others look new
+        self.strays = lost if self.disk.mark else set()  # before its first mark a bookie knows nothing
 
     def hear(self, *ledgers: int) -> None:
         for effect in self.machine.handle(NewLedgersSeen(frozenset(ledgers))):
@@ -360,7 +388,9 @@ class World:
             case ReadLedgers(ledgers):
                 if self.is_away:
                     return LedgersRead(frozenset(), frozenset())
-                return LedgersRead(frozenset(ledgers & self.store.keys()), frozenset(ledgers - self.store.keys()))
+                present = frozenset(ledgers & self.store.keys())
+                elsewhere = frozenset(ledger for ledger in present if self.store[ledger].value == "elsewhere")
+                return LedgersRead(present, frozenset(ledgers - present), elsewhere)
             case StoreMark(record):
                 self.disk = record
                 return MarkStored()
@@ -370,10 +400,17 @@ class World:
                     return MarkWritten(Conflict())
                 made = self.put(self.store, "mark", text)
                 return MarkWritten(made if self.rng.random() < 0.8 else OutcomeUnknown())
+            case ChainEnded():
+                self.known.update({ledger: HELD_BEFORE for ledger, seen in self.known.items() if not seen})
             case LedgersSeen(ledgers, chain):
                 self.known.update(dict.fromkeys(ledgers & self.known.keys(), chain))
             case DeleteLedgers(ledgers):
-                assert ledgers <= self.deleted(), f"a ledger that nobody deleted was buried: {sorted(ledgers)}"
+                assert ledgers <= self.recorded("deleted"), (
+                    f"a ledger that nobody deleted was buried: {sorted(ledgers)}"
+                )
+                assert not ledgers & self.recorded("reused"), (
+                    f"buried because another ledger had its id: {sorted(ledgers)}"
+                )
                 for ledger in ledgers:
                     self.known.pop(ledger, None)
                 self.buried |= ledgers
@@ -417,7 +454,7 @@ def test_ledgers_that_are_deleted_between_two_rounds_are_buried_unless_contact_w
         world.hear(ledger)
         world.machine.handle(world.reading.pop())
         del world.store[ledger]
-        world.put(world.store, "deleted", world.deleted() | {ledger})
+        world.put(world.store, "deleted", world.recorded("deleted") | {ledger})
         if rng.random() < 0.1:
             world.is_contact_lost = True
             kept.add(ledger)
@@ -449,8 +486,22 @@ class SuspectsTheUnseen(GarbageCollector):
     def _listed(self, due: RoundDue, present: frozenset[int]) -> Effects:
         return super()._listed(RoundDue(dict.fromkeys(due.known, self._chain), True), present)
 
-    def _read(self, due: RoundDue, present: frozenset[int], missing: frozenset[int]) -> Effects:
-        return super()._read(RoundDue(dict.fromkeys(due.known, self._chain), True), present, missing)
+    def _read(self, due: RoundDue, *found: frozenset[int]) -> Effects:
+        return super()._read(RoundDue(dict.fromkeys(due.known, self._chain), True), *found)
+
+
+class SeesNewLedgersOfOldIds(GarbageCollector):
+    """Defect: a ledger held when a chain ended counts as seen whichever bookies its metadata names."""
+
+    def _held_before(self, due: RoundDue) -> frozenset[int]:
+        return frozenset()
+
+
+class ForgetsTheUnseen(GarbageCollector):
+    """Defect: a ledger that was never seen is not told apart from new ones when a chain ends."""
+
+    def _begin(self, due: RoundDue) -> Effects:
+        return [effect for effect in super()._begin(due) if not isinstance(effect, ChainEnded)]
 
 
 class ReusesChains(GarbageCollector):
@@ -517,6 +568,7 @@ class FindsWithoutReading(GarbageCollector):
 
 DEFECTS = [
     *(IgnoresTheMark, SeesBeforeTheMark, SuspectsTheUnseen, ReusesChains, AnyCluster),
+    *(SeesNewLedgersOfOldIds, ForgetsTheUnseen),
     *(GoesOnWithoutContact, TrustsTheBegin, KeepsWhatWasFound, TakesAnyAnswer, FindsWithoutReading),
 ]
 

@@ -18,14 +18,17 @@ from dlog.bookie.messages import CollectionResult, LedgersMarkedDeleted, Ledgers
 from dlog.bookie.options import BookieOptions
 from dlog.io.metadata import SessionState, Unsubscribe
 from dlog.machine import Key, Outcome, OutcomeUnknown, Persisted, Received
-from dlog.model.ids import BookieId, LedgerId
-from dlog.model.ledger import LedgerKey
+from dlog.model.ids import BookieId, EntryId, LedgerId
+from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata
+from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code, CollectionReport, CollectionState
 from tests.crashpoints.station import KEY, add
 from tests.memory_metadata import MemoryMetadata
 
 HOURLY = BookieOptions(gc_s=3600.0, gc_look_s=3600.0)
 INSTANCE = "ours"
+US = BookieId("bookie:1")
+LEDGER = LedgerMetadata(quorum=Quorum(ensemble=1, write=1, ack=1), fragments=(Fragment(EntryId(0), (US,)),))
 
 
 class Listed(MemoryMetadata):
@@ -74,7 +77,7 @@ class Scene:
         self.collection = GarbageCollection(
             HOURLY,
             self.metadata,
-            BookieId("bookie:1"),
+            US,
             self.machine,
             GarbageCollector(INSTANCE, MarkRecord(), lambda: f"mark{next(numbers)}"),
             self.due,
@@ -204,7 +207,7 @@ async def test_only_the_newest_collections_are_remembered(scene: Scene) -> None:
 async def heard(scene: Scene, ledger: int) -> None:
     """Tell the bookie of a ledger whose metadata exists; return when that metadata was read."""
     key = LedgerKey(LedgerId(ledger))
-    await scene.metadata.compare_and_set(key, object(), None)
+    await scene.metadata.compare_and_set(key, LEDGER, None)
     if LedgersNew() in scene.machine.handle(Received("client", add(ledger, 0))):
         scene.new.set()
     await settled()
