@@ -57,7 +57,7 @@ from dlog.log.changes import (
     Touch,
     TruncateTo,
 )
-from dlog.log.deferred_refusals import DeferredRefusals
+from dlog.log.deferred_refusals import DeferredRefusals, Refusable
 from dlog.log.messages import (
     AcquireStream,
     AlterStream,
@@ -252,7 +252,8 @@ class StreamOwnerMachine:
             case MoveListedSegment():
                 self._importing.move_segment(ticket, request)
             case TruncateBefore(dlsn):
-                self._truncating.ask(ticket, dlsn)
+                if not self._truncating.ask(ticket, dlsn):
+                    self._confirming.hold(ticket, request)
             case AlterStream():
                 self._altering.ask(ticket, request)
             case SealStream():
@@ -334,7 +335,8 @@ class StreamOwnerMachine:
                 self._hold()
         while claim.error is None:
             self._progress()
-            self._confirming.progress()
+            if self._confirming.progress():
+                continue
             if t.phase is not Phase.RECOVERING:  # deleting can wait
                 t.out += t.disposal.effects()
             if t.register.is_at_rest:
@@ -465,6 +467,20 @@ class StreamOwnerMachine:
         else:
             taking.early.append((ticket, request))
             taking.early_bytes += len(request.body)
+
+    def hold(self, ticket: Ticket, request: ImportStages) -> None:
+        """Judge the request again once the claim is confirmed."""
+        self._confirming.hold(ticket, request)
+
+    def judge_confirmed(self, ticket: Ticket, request: Refusable) -> None:
+        """Answer or admit a request that came before the read that confirmed the claim."""
+        match request:
+            case WriteBatch():
+                self.write(ticket, request, is_confirmed=True)
+            case TruncateBefore(dlsn):
+                self._truncating.ask(ticket, dlsn, is_confirmed=True)
+            case ImportStages():
+                self._importing.ask(ticket, request, is_confirmed=True)
 
     def _write_of_another_incarnation(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool) -> None:
         """Refuse a batch for another incarnation, once metadata, read since, confirms that this one still exists."""
@@ -659,7 +675,7 @@ class StreamOwnerMachine:
         are in no entry. error: for all others."""
         t, early = self._context, self._takeover.early
         t.writing.fail_all(not_taken, unknown, t.out)
-        self._confirming.fail(not_taken)
+        self._confirming.fail(error, not_taken)
         t.out.extend(Answer(ticket, not_taken) for ticket, _ in early)
         waiting = [*self._takers, *self._sealers, *self._releasers]
         t.out.extend(Answer(ticket, error) for ticket in waiting)

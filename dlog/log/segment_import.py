@@ -70,6 +70,8 @@ class _PendingImport:
     asked: set[str] = field(default_factory=set)
     found: dict[str, Stage] = field(default_factory=dict)
     error: DLogError | None = None
+    is_gone: bool = False  # a stage is, so that an heir of ours may have imported it
+    is_confirmed: bool = False  # the claim was, since the request came
     change: ListImportedSegments | RecordSinkBatch | None = None
 
 
@@ -105,7 +107,8 @@ class SegmentImport:
         head = self._waiting[0] if self._waiting else None
         return head if isinstance(head, _PendingImport) else None
 
-    def ask(self, ticket: Ticket, request: ImportStages | AppendSinkBatch) -> None:
+    def ask(self, ticket: Ticket, request: ImportStages | AppendSinkBatch, *, is_confirmed: bool = False) -> None:
+        """is_confirmed: see dlog/log/deferred_refusals.py."""
         if len(self._waiting) >= WAITING_MAX:
             self._answer(ticket, OverCapacityError("too many sink batches wait for this stream, try later"))
         elif isinstance(request, ImportStages) and len(dict(request.parts)) < len(request.parts):
@@ -113,7 +116,7 @@ class SegmentImport:
         elif isinstance(request, ImportStages) and not request.parts and request.batch is None:
             self._answer(ticket, InvalidRequestError("no stage is named, and no batch"))
         elif isinstance(request, ImportStages):
-            self._waiting += (_PendingImport(ticket, request),)
+            self._waiting += (_PendingImport(ticket, request, is_confirmed=is_confirmed),)
         else:
             self._waiting += (_Appending(ticket, request),)
 
@@ -234,6 +237,11 @@ class SegmentImport:
         t = self._context
         if t.is_seal_asked:
             return False
+        if head.is_gone and not head.is_confirmed:
+            self._waiting = self._waiting[1:]
+            self._writer.hold(head.ticket, head.request)
+            self._release_held()
+            return True
         error = self._writer.refusal() or head.error or self._doubt(head.request)
         if error is not None:
             return self._let_on(error)
@@ -297,8 +305,9 @@ class SegmentImport:
     def failed(self, question: ExamineStage, error: DLogError) -> None:
         head = self._head_for(question.location)
         if head is not None:
+            head.is_gone = error.remedy is Remedy.STOP
             gone = InvalidRequestError(f"no such stage, it may have been swept: location={question.location.name}")
-            head.error = gone if error.remedy is Remedy.STOP else error
+            head.error = gone if head.is_gone else error
 
     def lost(self) -> None:
         """The store is lost: requests in flight are not answered, send them again."""

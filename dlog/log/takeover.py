@@ -16,7 +16,7 @@ from typing import Protocol
 from dlog.errors import ClaimLostError, DLogError, NotEnoughBookiesError, UnavailableError
 from dlog.events import LacMoved, SegmentRemoved, StreamReady, StreamStalled
 from dlog.log.changes import AlterSettings, CompleteSegment, DropEmptySegment, Refresh, StartSegment, allocated_name
-from dlog.log.messages import EntriesRead, SegmentRecovered, StoreFailed, WriteBatch
+from dlog.log.messages import EntriesRead, ImportStages, SegmentRecovered, StoreFailed, WriteBatch
 from dlog.log.owner_context import OwnerContext, Phase
 from dlog.log.recovery import StreamRecovery
 from dlog.machine import Answer, Emit, SetTimer, Ticket
@@ -39,6 +39,9 @@ class Writer(Protocol):
     def write(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool = False) -> None:
         """Admit a batch, or refuse it."""
 
+    def hold(self, ticket: Ticket, request: ImportStages) -> None:
+        """Judge the request again once the claim is confirmed."""
+
 
 class _Nobody:
     def serving(self, segment: Segment) -> None:
@@ -48,6 +51,9 @@ class _Nobody:
         return None
 
     def write(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool = False) -> None:
+        """Do nothing."""
+
+    def hold(self, ticket: Ticket, request: ImportStages) -> None:
         """Do nothing."""
 
 

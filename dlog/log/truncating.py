@@ -34,23 +34,29 @@ class StreamTruncation:
 
     @property
     def end(self) -> DLSN | None:
-        """The DLSN after the last confirmed record; None while a segment is being recovered, or no segment is listed:
-        numbers of dropped empty segments are used again, perhaps by a Java writer that this owner does not know of."""
+        """The DLSN after the last confirmed record; None while a segment is being recovered, while the last one listed is
+        that of a Java writer, which took over without our claim, or while none is listed: numbers of dropped empty
+        segments are used again, perhaps by such a writer that this owner does not know of."""
         t = self._context
-        segment = t.writing.current
+        segment, listed = t.writing.current, t.value.segments
         if segment is not None:
+            if listed and (listed[-1].number, listed[-1].location) != (segment.number, segment.location):
+                return None
             return of(segment.number, segment.lac + 1, 0)
         if t.value.in_progress or not t.value.segments:
             return None
         return of(t.value.segments[-1].number + 1, 0, 0)
 
-    def ask(self, ticket: Ticket, dlsn: DLSN) -> None:
+    def ask(self, ticket: Ticket, dlsn: DLSN, *, is_confirmed: bool = False) -> bool:
         """Truncate; answered with the first readable DLSN once metadata is changed. A point beyond the end is refused:
-        records written later would be lost as soon as they are acknowledged."""
+        records written later would be lost as soon as they are acknowledged. False: that refusal needs a claim that
+        `is_confirmed` (see dlog/log/deferred_refusals.py)."""
         t = self._context
         end = self.end if t.is_held else None
         if end is None:
             t.out.append(Answer(ticket, NotReadyError("the stream is being claimed or recovered, try again")))
+        elif dlsn > end and not is_confirmed:
+            return False
         elif dlsn > end:
             text = f"the truncation point is beyond the stream's end at {end}: stream={t.stream} dlsn={dlsn}"
             t.out.append(Answer(ticket, PositionBeyondEndError(text, end=str(end))))
@@ -58,6 +64,7 @@ class StreamTruncation:
             change = TruncateTo(dlsn)
             self._waiting += ((ticket, change),)
             t.register.want(change)
+        return True
 
     def done(self, change: TruncateTo) -> None:
         """The truncation point is moved."""

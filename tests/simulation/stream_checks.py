@@ -122,6 +122,13 @@ class StreamChecks:
         if told < point or (first is not None and first < point):
             self.fail("S9", f"a truncation to {point} was answered with {told}, and the first place kept is {first}")
 
+    def denied(self, point: DLSN, value: StreamMetadata) -> None:
+        """S14: a point within the acknowledged records was said to be beyond the end. Where a fenced foreign writer
+        listed a lower end of the segment, that is the end."""
+        segment = value.segment(point.segment)
+        if segment is None or segment.location not in self.misstated:
+            self.fail("S14", f"{point} is said to be beyond the end, and was acknowledged")
+
     def _started(self, segment: Segment, new: StreamMetadata, store: StoreModel) -> None:
         """T4: when a segment enters the list, all but the one before it have ended."""
         if segment.completed:

@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dlog.errors import DLogError, InvalidRequestError
+from dlog.errors import DLogError, InvalidRequestError, PositionBeyondEndError
 from dlog.events import LacMoved
 from dlog.log.messages import AlterStream, HandOverStream, SealStream, StatStream, TruncateBefore
 from dlog.log.options import OwnerOptions
@@ -526,6 +526,8 @@ class StreamWorld:
         self._done("truncated", result)
         if not isinstance(result, DLogError):
             self.checks.truncated(dlsn, result, self.value)
+        elif isinstance(result, PositionBeyondEndError):
+            self.checks.denied(dlsn, self.value)
 
     def _touch(self) -> None:
         """Change the stream's settings, so that every version an owner knows is old."""

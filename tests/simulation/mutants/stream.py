@@ -95,6 +95,12 @@ SAYING = (
         ),
     ),
     Mutant(
+        name="an owner says that a point is beyond the end before its claim is confirmed",
+        invariants=("S14",),
+        style="stranger",
+        parts=planted(StreamTruncation, ("ask", "dlsn > end and not is_confirmed", "False")),
+    ),
+    Mutant(
         name="a read of metadata that was over before a batch came confirms the claim",
         invariants=("S14",),
         parts=planted(StreamMetadataUpdater, ("request_read", "self._update.reads + 1", "max(1, self._update.reads)")),

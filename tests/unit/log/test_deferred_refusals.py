@@ -10,7 +10,9 @@ import pytest
 from dlog.errors import (
     DLogError,
     EndOfStreamError,
+    InvalidRequestError,
     OverCapacityError,
+    PositionBeyondEndError,
     ProducerUnknownError,
     Remedy,
     SequenceGapError,
@@ -23,8 +25,10 @@ from dlog.log.messages import (
     STORE,
     AppendEntry,
     BatchWritten,
+    ImportStages,
     RecoverSegment,
     SealStream,
+    SegmentsImported,
     StoreFailed,
     StreamChanged,
     TruncateBefore,
@@ -264,3 +268,50 @@ def test_a_forgotten_producer_hears_so_from_who_owns_the_stream() -> None:
     assert isinstance(stale.ask(batch(1, retry=True)), ProducerUnknownError)
     stage.taken("p2", options)
     assert says_whose_it_is(stale.ask(batch(1, retry=True)))
+
+
+def test_a_deposed_owner_does_not_say_that_a_point_is_beyond_the_end() -> None:
+    stale, heir = deposed(Stage())
+    last = heir.ask(batch(3)).dlsn
+    assert says_whose_it_is(stale.ask(TruncateBefore(last)))
+    assert heir.ask(TruncateBefore(last)) == last
+
+
+def test_an_owner_whose_claim_is_confirmed_says_that_a_point_is_beyond_the_end() -> None:
+    stage = Stage()
+    owner = stage.taken("p1")
+    owner.ask(batch(0))
+    stage.hold(ReadMetadata)
+    assert owner.ask(TruncateBefore(of(9, 0, 0))) is None
+    stage.release()
+    assert isinstance(owner.answers[max(owner.answers)], PositionBeyondEndError)
+
+
+def test_a_point_beyond_the_end_is_asked_again_if_metadata_cannot_be_read() -> None:
+    stage = Stage()
+    owner = stage.taken("p1")
+    owner.ask(batch(0))
+    stage.hold(ReadMetadata)
+    owner.ask(TruncateBefore(of(9, 0, 0)))
+    owner.post(MetadataSeen(owner.metadata_asked[-1].token, OutcomeUnknown("cut off")))
+    assert isinstance(owner.answers[max(owner.answers)], StreamUnavailableError)
+
+
+def test_a_deposed_owner_does_not_say_that_a_stage_is_gone() -> None:
+    stage = Stage()
+    stale = stage.taken("p1")
+    stale.ask(batch(0))
+    heir = stage.taken("p2")
+    request = ImportStages(None, (stage.staged("77", 5500, 6000),), "ledger", None, None)
+    assert isinstance(heir.ask(request), SegmentsImported)
+    del stage.stored["77"]  # it was moved to cold storage, and this copy deleted
+    assert says_whose_it_is(stale.ask(request))
+
+
+def test_an_owner_whose_claim_is_confirmed_says_that_a_stage_is_gone() -> None:
+    stage = Stage()
+    owner = stage.taken("p1")
+    request = ImportStages(None, (("77", EntryId(1)),), "ledger", None, None)
+    answer = owner.ask(request)
+    assert isinstance(answer, InvalidRequestError) and "no such stage" in answer.message
+    assert isinstance(owner.ask(batch(0)), BatchWritten), "writes go on"
