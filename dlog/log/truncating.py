@@ -34,8 +34,8 @@ class StreamTruncation:
 
     @property
     def end(self) -> DLSN | None:
-        """The DLSN after the last confirmed record; None while a segment is being recovered, while the last one listed is
-        that of a Java writer, which took over without our claim, or while none is listed: numbers of dropped empty
+        """The DLSN after the last confirmed record; None while a segment is being recovered, while the last one listed
+        is that of a Java writer, which took over without our claim, or while none is listed: numbers of dropped empty
         segments are used again, perhaps by such a writer that this owner does not know of."""
         t = self._context
         segment, listed = t.writing.current, t.value.segments
