@@ -274,6 +274,8 @@ class Admin:
             return description
         stat = await holding.owner.ask(StatStream())
         assert isinstance(stat, StreamStat)
+        if stat.epoch != seen.value.owner.epoch:
+            return description  # what a former owner remembers may end before records that its heir acknowledged
         description["state"] = stat.state
         description["producers"] = stat.producers
         return catalog.with_tail(description, stat.segment, stat.lac, stat.last_dlsn)

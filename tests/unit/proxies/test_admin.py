@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from actors.runtime import TaskScope
 from dlog.errors import InvalidRequestError, StreamUnavailableError
 from dlog.events import SegmentDeleted, SegmentLeftBehind
+from dlog.log.messages import StatStream, StreamStat
 from dlog.machine import Missing, Versioned
+from dlog.model.dlsn import of
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Location, Owner, Segment, StoreSettings, StreamKey, StreamMetadata
 from dlog.stores.contract import (
@@ -61,13 +64,16 @@ class Store:
 class Proxy:
     """An Admin over metadata and one store."""
 
-    def __init__(self, metadata: MemoryMetadata, *stores: str, tasks: TaskScope | None = None) -> None:
-        """tasks: for long streams."""
+    def __init__(
+        self, metadata: MemoryMetadata, *stores: str, tasks: TaskScope | None = None, owned: object = None
+    ) -> None:
+        """tasks: for long streams. owned: the streams owned here."""
         self.store = Store()
         self.events: list[Any] = []
         made = cast(dict[str, SegmentStore], dict.fromkeys(stores or ("ledger",), self.store))
-        nobody = cast(Any, None)  # no stream is owned here
-        self.admin = Admin(metadata, made, nobody, nobody, tasks or nobody, on_event=self.events.append)
+        nobody = cast(Any, None)
+        streams = cast(Any, owned)
+        self.admin = Admin(metadata, made, streams, nobody, tasks or nobody, on_event=self.events.append)
 
 
 async def deleted_stream(metadata: MemoryMetadata, segments: Sequence[Segment]) -> str:
@@ -246,3 +252,25 @@ async def test_a_store_that_this_cluster_lacks_is_refused_with_those_that_it_has
     proxy = Proxy(MemoryMetadata(), "file", "memory")
     with pytest.raises(InvalidRequestError, match=r"choose one of \['file', 'memory'\]: store=ledger"):
         await proxy.admin.create("s", {"store": "ledger"}, "life", 0)
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+async def test_what_a_former_owner_remembers_of_the_tail_is_not_shown(epoch: int) -> None:
+    class Owning:
+        """The owner of epoch 1, which may have been deposed without knowing it."""
+
+        serving = True
+
+        def find(self, stream: StreamName) -> Any:
+            return SimpleNamespace(owner=self, serving=True)
+
+        async def ask(self, request: StatStream) -> StreamStat:
+            return StreamStat(Epoch(1), "serving", SegmentNumber(1), EntryId(3), of(1, 3, 0), 4, 40, 1)
+
+    metadata = MemoryMetadata()
+    value = StreamMetadata(name=NAME, segments=(segment(1),), owner=Owner(epoch=Epoch(epoch), proxy="p", claim="c"))
+    assert isinstance(await metadata.compare_and_set(KEY, value, None), Versioned)
+    proxy = Proxy(metadata, owned=Owning())
+    description = await proxy.admin.stat(NAME)
+    assert (description.get("state") == "serving") is (epoch == 1)
+    assert (description.get("last_dlsn") == [1, 3, 0]) is (epoch == 1)
