@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -22,6 +22,7 @@ from dlog.errors import (
     TruncatedError,
     TxidOutOfOrderError,
     UnavailableError,
+    to_raise,
 )
 from dlog.io.clock import unix_ms
 from dlog.log.contents import read_contents
@@ -59,7 +60,8 @@ async def publish(
     """Write this batch to its streams; returns counts of records by stream, 0 where the stream had it before.
 
     once: the batch is numbered in its sink, and repeating is harmless; else it belongs to no sink and is never
-    repeated. Raises what the owners refuse it with.
+    repeated. Streams are written one after the other, and the first that fails ends it. Raises what its owner refuses
+    the batch with; with outcome_unknown, and the streams that have it in the message, if there are any.
     """
     batch = pieces[0].batch
     if any(piece.batch != batch for piece in pieces):
@@ -77,11 +79,34 @@ async def publish(
                     has_staged = has_staged or publishing.has_staged
     except DLogError as error:
         if not once and not error.outcome_unknown:
-            await sweep(cluster, options.namespace, batch, options.stage_keep_s)  # it is not repeated
-        raise
+            with suppress(DLogError):  # the next driver sweeps, and the caller needs the first error
+                await sweep(cluster, options.namespace, batch, options.stage_keep_s)  # it is not repeated
+        if not written:
+            raise
+        left = [stream for stream in streams if stream not in written]
+        raise _partly_written(error, written, left, once=once) from error
     if has_staged or batch.batch % _SWEEP_EVERY == 0:
         await sweep(cluster, options.namespace, batch, options.stage_keep_s)
     return written
+
+
+def _partly_written(error: DLogError, written: Iterable[str], left: Sequence[str], *, once: bool) -> DLogError:
+    """A copy of the error that ended the batch after the streams `written`. left: the one that failed, and those that
+    were not tried."""
+    if once:
+        step = "mend the cause and write it again with the same number"
+    elif error.outcome_unknown:
+        step = "check whether the failed stream has its rows, then write only the rows of streams without theirs"
+    else:
+        step = "write only the rows of the other streams again"
+    partly = to_raise(error)
+    partly.outcome_unknown = True
+    partly.message = (
+        f"only some streams of the batch are written, {step}: written={','.join(written)} "
+        f"failed={','.join(left[:1])} not_tried={','.join(left[1:])}: {error.message}"
+    )
+    partly.args = (partly.message,)
+    return partly
 
 
 class _Publishing:

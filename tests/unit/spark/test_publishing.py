@@ -1,22 +1,33 @@
-"""Tests what a sink reads from the log (whether a batch is in it, in any store) and in which store it stages."""
+"""Tests what a sink reads from the log (whether a batch is in it, in any store), in which store it stages, and what the
+error of a partly written batch says."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from dlog.errors import InvalidRequestError, ProducerUnknownError
+from dlog.errors import (
+    DLogError,
+    EndOfStreamError,
+    InvalidRequestError,
+    MetadataUnavailableError,
+    ProducerUnknownError,
+    RequestTimeoutError,
+)
 from dlog.log.staging import StagedSet, StagePacker
 from dlog.machine import Versioned
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Segment, StoreSettings, StreamKey, StreamMetadata, StreamSettings
 from dlog.model.sink import SinkBatch, SinkRecord
+from dlog.spark import publishing
 from dlog.spark.cluster_connection import Cluster
-from dlog.spark.publishing import _Publishing
+from dlog.spark.publishing import TaskOutput, _Publishing
+from dlog.spark.sink_rows import Row
 from dlog.spark.stages import Staged, Stager
 from dlog.stores.contract import MisconfiguredError, SegmentRef
 from dlog.wire.entry import build_record_set
@@ -138,3 +149,72 @@ async def test_stages_lie_in_the_first_store_that_takes_them() -> None:
 async def test_a_sink_needs_a_store_that_takes_stages() -> None:
     with pytest.raises(MisconfiguredError, match=r"none of the stores takes stages.*stores=first, second"):
         await _stage(False, False)
+
+
+class Streams:
+    """Clients of streams that take every batch, except those in `refusing`."""
+
+    def __init__(self, refusing: dict[str, DLogError]) -> None:
+        self.refusing = refusing
+        self.written: list[str] = []
+        self.sweeps = 0
+
+    async def __aenter__(self) -> Streams:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    async def incarnation(self, stream: str) -> str:
+        return "i"
+
+    async def append_batch(self, stream: str, values: list[bytes], *args: object, **kw: object) -> Any:
+        if stream in self.refusing:
+            raise self.refusing[stream]
+        self.written.append(stream)
+        return SimpleNamespace(count=len(values), duplicate=False)
+
+    append_once = append_batch
+
+    async def publish(self, monkeypatch: pytest.MonkeyPatch, *, once: bool) -> dict[str, int]:
+        """Publish one row for each of the streams a, b and c. The metadata is not reachable for sweeps."""
+
+        async def proxies_of(*_: object) -> Streams:
+            return self
+
+        async def sweep(*_: object) -> None:
+            self.sweeps += 1
+            raise MetadataUnavailableError("no ZooKeeper")
+
+        monkeypatch.setattr(publishing, "proxies_of", proxies_of)
+        monkeypatch.setattr(publishing, "sweep", sweep)
+        options = SimpleNamespace(fetch_timeout_s=1.0, append_bytes=1000, namespace="/n", stage_keep_s=1.0)
+        task = TaskOutput(0, BATCH, inline={name: [Row(None, b"1")] for name in "abc"})
+        return await publishing.publish(cast(Any, None), cast(Any, options), [task], once=once)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "once", "step"),
+    [
+        (EndOfStreamError("sealed"), False, "write only the rows of the other streams again"),
+        (RequestTimeoutError("no reply"), False, "check whether the failed stream has its rows"),
+        (EndOfStreamError("sealed"), True, "write it again with the same number"),
+    ],
+)
+async def test_an_error_behind_the_first_stream_names_those_that_are_written(
+    monkeypatch: pytest.MonkeyPatch, refusal: DLogError, once: bool, step: str
+) -> None:
+    streams = Streams({"b": refusal})
+    with pytest.raises(type(refusal)) as caught:
+        await streams.publish(monkeypatch, once=once)
+    assert streams.written == ["a"]
+    assert caught.value.outcome_unknown and step in caught.value.message
+    assert f"written=a failed=b not_tried=c: {refusal.message}" in str(caught.value)
+    assert streams.sweeps == (not once and not refusal.outcome_unknown)
+
+
+async def test_an_error_of_the_first_stream_says_that_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = Streams({"a": EndOfStreamError("sealed")})
+    with pytest.raises(EndOfStreamError, match=r"\Asealed\Z") as caught:
+        await streams.publish(monkeypatch, once=False)
+    assert streams.written == [] and not caught.value.outcome_unknown
