@@ -33,6 +33,7 @@ COLD = "cold"  # name of the object store
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """The offload of one segment. store, name: its hot copy. objects: targets of requested moves, newest last.
+    incarnation: of its stream, for requests to the owner; "": unknown.
 
     moved_unix_ms: since when it is known to be in the newest; 0: not yet. is_damaged: the newest is damaged, another
     is needed. taken_back_from: objects from which a move back was requested. is_deleting: the hot copy is being
@@ -48,6 +49,7 @@ class Record:
     is_damaged: bool = False
     taken_back_from: tuple[str, ...] = ()
     is_deleting: bool = False
+    incarnation: str = ""
 
     @property
     def object(self) -> str:

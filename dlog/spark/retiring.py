@@ -3,6 +3,7 @@
 Invariants:
 - nothing is deleted that a program may still import: first an empty batch of a higher epoch makes every stream that the
   sink staged for refuse its programs; then its stages are swept as by any driver (dlog/spark/stages.py);
+- that batch names the incarnation that the sink staged for, so it never touches the next stream of the name;
 - every step may be repeated.
 """
 
@@ -34,6 +35,10 @@ class SinkStages:
     @property
     def streams(self) -> list[str]:
         return sorted({stage.stream for stage in self.stages})
+
+    def is_for(self, stream: str, incarnation: str) -> bool:
+        """Whether something is, or may be, staged for this incarnation of the stream."""
+        return any(stage.stream == stream and stage.incarnation in ("", incarnation) for stage in self.stages)
 
     @property
     def oldest_unix_ms(self) -> int | None:
@@ -81,15 +86,30 @@ async def retire(cluster: Cluster, namespace: str, sink: str, *, timeout_s: floa
     that cannot be reached are in `left`; the next call tries them again.
     """
     staged = await staging(cluster, namespace, sink)
-    known = {stream: await _epoch(cluster, stream, sink) for stream in staged.streams}
-    epoch = 1 + max([-1, *known.values(), *(stage.batch.epoch for stage in staged.stages)])
+    epoch = 1 + max((stage.batch.epoch for stage in staged.stages), default=-1)
     batch = SinkBatch(sink, epoch, QUERY, 0)
     left: dict[str, str] = {}
-    if known:
+    if staged.stages:
         async with await proxies_of(cluster, timeout_s) as client:
-            for stream in known:
+            incarnations: dict[str, str] = {}
+            for stream in staged.streams:
                 try:
-                    await client.import_segments(stream, (), batch)
+                    incarnation = await client.incarnation(stream)
+                    value = await stream_of(cluster, stream)
+                except StreamNotFoundError:
+                    continue
+                except DLogError as error:
+                    left[stream] = error.message
+                    continue
+                if value.incarnation != incarnation or not staged.is_for(stream, incarnation):
+                    continue  # the stream that the sink staged for is deleted
+                incarnations[stream] = incarnation
+                record = value.sink(sink)
+                epoch = max(epoch, 0 if record is None else 1 + record.last.epoch)
+            batch = SinkBatch(sink, epoch, QUERY, 0)
+            for stream, incarnation in incarnations.items():
+                try:
+                    await client.import_segments(stream, (), batch, incarnation=incarnation)
                 except (StreamNotFoundError, EndedError):
                     continue  # deleted or sealed: it refuses every program
                 except DLogError as error:
@@ -102,13 +122,4 @@ async def retire(cluster: Cluster, namespace: str, sink: str, *, timeout_s: floa
     swept = await sweep(cluster, namespace, batch, keep_s=-math.inf)  # regardless of age
     with suppress(NoNodeError, NotEmptyError):  # a new stage was begun, or stages are left
         await cluster.metadata.zookeeper.delete(sink_path(namespace, sink), -1)
-    return Retired(sink, epoch, tuple(known), swept, left)
-
-
-async def _epoch(cluster: Cluster, stream: str, sink: str) -> int:
-    """The epoch under which the sink writes to a stream; -1: none, or no such stream."""
-    try:
-        record = (await stream_of(cluster, stream)).sink(sink)
-    except StreamNotFoundError:
-        return -1
-    return -1 if record is None else record.last.epoch
+    return Retired(sink, epoch, tuple(staged.streams), swept, left)

@@ -189,4 +189,11 @@ def _take(job: Job, done: Sequence[tuple[Source, Copied]], recopy: dict[tuple[St
 def _record_of(source: Source) -> Record:
     """The record of a segment that has no object yet."""
     head = source.head
-    return Record(stream=head.stream, number=head.number, store=head.source_store, name=head.source_name, objects=())
+    return Record(
+        stream=head.stream,
+        number=head.number,
+        store=head.source_store,
+        name=head.source_name,
+        objects=(),
+        incarnation=head.incarnation,
+    )

@@ -171,7 +171,9 @@ def _decoded(path: str, data: bytes) -> Record:
         name = fields.pop(_NAME_KEY)
         record = Record(**{**fields, **listed, "name": name})
         sound = record.objects and all(parse_object(name) for name in record.objects)
-        sound = sound and all(type(text) is str for text in (record.stream, record.store, record.name))
+        sound = sound and all(
+            type(text) is str for text in (record.stream, record.store, record.name, record.incarnation)
+        )
         sound = sound and type(record.number) is int and type(record.moved_unix_ms) is int
         sound = sound and type(record.is_damaged) is bool and type(record.is_deleting) is bool
         sound = sound and set(record.taken_back_from) <= set(record.objects)

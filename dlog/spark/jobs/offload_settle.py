@@ -3,7 +3,9 @@
 Invariants:
 - before a copy is deleted the deletion is announced in the record, then metadata is read, and what it names stays;
 - no run deletes the hot copy (ledger) of a segment that is not truncated before it saw a proxy read from cold storage;
-- a record is deleted last.
+- a record is deleted last;
+- a request to a stream's owner names the incarnation in the record, so it never moves a segment of the next stream of
+  the name. Records made by earlier versions have none.
 
 dlog/model/offloading.py says why two runs, and late effects of a third one, cannot undo each other.
 """
@@ -158,6 +160,7 @@ async def _move_segment(cluster: Cluster, client: Client, job: Job, kept: Stored
             location=record.name,
             to_store=cold.NAME,
             to_location=record.object,
+            incarnation=record.incarnation or None,
         )
     except (TruncatedError, StreamNotFoundError):
         job.report.add("truncated_meanwhile")  # a later run deletes the rest
@@ -197,6 +200,7 @@ async def _move_back(client: Client, job: Job, record: Record, lies_at: str) -> 
             location=lies_at,
             to_store=record.store,
             to_location=record.name,
+            incarnation=record.incarnation or None,
         )
     except (TruncatedError, StreamNotFoundError):
         return  # a later run deletes the rest

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from dlog.errors import ConfigError, DamagedError
+from dlog.errors import ConfigError, DamagedError, StreamNotFoundError
 from dlog.log.dedup_trailer import encode_trailer
 from dlog.model.ids import EntryId, SegmentNumber, StreamName, Txid
 from dlog.model.offloading import Record, Step, decide
 from dlog.model.segment import Segment, StreamMetadata, Truncation
+from dlog.spark.jobs.frame import Report
+from dlog.spark.jobs.offload import _record_of
 from dlog.spark.jobs.offload_copy import examine
 from dlog.spark.jobs.offload_plan import candidates, named, packed, parquet_location, source_of
 from dlog.spark.jobs.offload_records import StoredRecord, _decoded, _encoded, named_objects
+from dlog.spark.jobs.offload_settle import _move_back, _move_segment
 from dlog.spark.jobs.offload_work import OffloadOptions
 from dlog.stores.cold.format import Contents
 from dlog.stores.object_storage.locations import parse_root
@@ -158,6 +164,7 @@ def test_a_parquet_file_has_one_name_for_each_segment_of_a_life() -> None:
         _encoded(record().record).replace(b'"number": 1', b'"number": "1"'),
         _encoded(record().record).replace(b".seg", b".txt"),
         _encoded(replace(record().record, objects=())),
+        _encoded(replace(record().record, incarnation="7")).replace(b'"7"', b"7"),
         _encoded(record().record)[:-1] + b', "more": 1}',
     ],
 )
@@ -170,6 +177,43 @@ def test_a_record_is_read_as_it_was_written() -> None:
     kept = record(moved_unix_ms=NOW, is_damaged=True).record
     assert _decoded("/x", _encoded(kept)) == kept
     assert kept.object == OBJECTS[-1] and replace(kept, objects=()).object == ""
+    assert _decoded("/x", _encoded(replace(kept, incarnation="abc"))).incarnation == "abc"
+
+
+def test_a_record_of_an_earlier_version_has_no_incarnation() -> None:
+    fields = json.loads(_encoded(record().record))
+    del fields["incarnation"]
+    assert _decoded("/x", json.dumps(fields).encode()) == record().record
+
+
+class Owner:
+    """A client of a stream whose present incarnation is `second`. moved: the requests that it took."""
+
+    def __init__(self) -> None:
+        self.moved: list[str] = []
+
+    async def move_segment(self, stream: str, number: int, *, to_store: str, incarnation: str | None, **_: str) -> None:
+        if incarnation not in (None, "second"):
+            raise StreamNotFoundError("the stream was deleted and created again")
+        self.moved.append(to_store)
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "moved"), [("first", []), ("second", ["cold", "ledger"]), ("", ["cold", "ledger"])]
+)
+async def test_a_move_is_requested_of_the_incarnation_in_the_record(incarnation: str, moved: list[str]) -> None:
+    owner, job = Owner(), SimpleNamespace(report=Report(job="offload"), item=lambda *_: None)
+    kept = record(incarnation=incarnation)
+    given = cast(Any, None), cast(Any, owner), cast(Any, job), kept
+    assert await _move_segment(*given) is bool(moved)
+    await _move_back(*given[1:3], kept.record, OBJECTS[0])
+    assert owner.moved == moved
+    assert job.report.counts.get("segments_taken_back", 0) == len(moved) // 2
+
+
+def test_a_new_record_names_the_incarnation_of_its_stream() -> None:
+    source = source_of(stream(), segment(1), folder="f", payload_bytes=1, parquet="", compression="snappy")
+    assert _record_of(source).incarnation == "abc"
 
 
 @pytest.mark.parametrize(
