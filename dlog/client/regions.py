@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -64,6 +65,7 @@ FOLLOW_S, FOLLOW_MAX_S = 0.005, 0.2  # how often a reader looks for new records
 CLOSE_S = 5.0  # how long closing waits for what is under way
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,100}\Z")
 _U64_END = 1 << 64
+_log = logging.getLogger(__name__)
 
 OnLost = Callable[[LostEntries], None]
 
@@ -73,7 +75,8 @@ class Regions:
 
     topics: an address as `open_topics` takes it, or an object with the calls of dlog/region/topics.py. clean_every_s:
     how often each opened region deletes what no table needs; None: only `Region.clean` does. on_event: gets events of
-    regions (dlog/events.py). Raises ConfigError, InvalidRequestError for a name.
+    regions (dlog/events.py); what it raises is logged, and the region goes on. Raises ConfigError, InvalidRequestError
+    for a name.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class Regions:
         check_name("namespace", namespace)
         self.topics = open_topics(topics, kafka=kafka) if isinstance(topics, str) else topics
         self.namespace = namespace
-        self.on_event = on_event
+        self.on_event = _guarded(on_event)
         self._options = options or RegionOptions()
         self._clean_every_s = clean_every_s
         self._rng = random.SystemRandom()
@@ -190,6 +193,20 @@ class Regions:
                 raise TopicNotFoundError(
                     f"there is no such region, create it first: region={self.namespace}/{name} topic={path}"
                 ) from None
+
+
+def _guarded(on_event: Callable[[Event], None]) -> Callable[[Event], None]:
+    """`on_event`, whose exceptions are logged: it runs inside the region's driver, which they would end."""
+
+    def guarded(event: Event) -> None:
+        try:
+            on_event(event)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # noqa: BLE001 - a CancelledError of it cancels no task, and would leave callers waiting
+            _log.exception("on_event raised, the region goes on: event=%s", type(event).__name__)
+
+    return guarded
 
 
 async def _load(loader: RegionLoader, topics: RegionTopics) -> RegionState:

@@ -240,6 +240,27 @@ async def test_after_a_crash_everything_that_was_acknowledged_is_there(watched: 
         assert await listed(await made.open("orders")) == [(T, 1, b"a"), (T, 2, b"b")]
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError, InvalidRequestError, asyncio.CancelledError])
+async def test_a_callback_for_events_that_raises_ends_no_region(
+    address: str, error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(event: Event) -> None:
+        raise error("of the user")
+
+    async with regions(address, fail) as made:
+        region = await made.open("orders", create=True)
+        assert await region.write(T, [b"a"]) == (1,)
+        async with regions(address) as others:
+            await others.open("orders")
+            with pytest.raises(RegionFencedError):
+                await region.write(T, [b"b"])
+    assert {record.getMessage() for record in caplog.records} == {
+        "on_event raised, the region goes on: event=RegionOpened",
+        "on_event raised, the region goes on: event=RegionFenced",
+    }
+    assert all(record.exc_info is not None and record.exc_info[0] is error for record in caplog.records)
+
+
 # ---- opening --------------------------------------------------------------------------------------------------------
 
 
