@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
+from weakref import WeakValueDictionary
 
 from dlog.errors import (
     DLogError,
@@ -96,8 +97,8 @@ class Regions:
         self._options = options or RegionOptions()
         self._clean_every_s = clean_every_s
         self._rng = random.SystemRandom()
-        self._opening: dict[str, asyncio.Lock] = {}
-        self._opened: dict[str, Region] = {}
+        self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # kept by the calls of `open`
+        self._opened: dict[str, Region] = {}  # regions whose driver has not ended
 
     async def __aenter__(self) -> Regions:
         return self
@@ -119,7 +120,8 @@ class Regions:
 
         Raises TopicNotFoundError, UnsafeTopicError, DamagedError, UnavailableError.
         """
-        async with self._opening.setdefault(name, asyncio.Lock()):
+        opening = self._opening.setdefault(name, asyncio.Lock())
+        async with opening:
             found = self._opened.get(name)
             if found is not None and not found.has_ended:
                 return found
@@ -139,6 +141,7 @@ class Regions:
                 self._rng,
                 self.on_event,
                 skip_damaged,
+                self._forget,
             )
             try:
                 await region.begin()
@@ -179,6 +182,11 @@ class Regions:
         paths = self._paths(name)
         for topic in (Topic.DATA, Topic.META):
             await self.topics.delete(paths[topic])
+
+    def _forget(self, region: Region) -> None:
+        """Keep a region that has ended no longer."""
+        if self._opened.get(region.name) is region:
+            del self._opened[region.name]
 
     def _paths(self, name: str) -> dict[Topic, str]:
         check_name("region", name)
@@ -273,6 +281,7 @@ class Region:
         rng: random.Random,
         on_event: Callable[[Event], None],
         skip_damaged: bool,
+        on_end: Callable[[Region], None],
     ) -> None:
         self.name = name
         self._skip_damaged = skip_damaged
@@ -280,6 +289,7 @@ class Region:
         self._number = region_number(name)
         self._topics = topics
         self._on_event = on_event
+        self._on_end = on_end
         self._owner = RegionOwner(self._number, lambda: rng.randbytes(NONCE_BYTES), options, skips=skip_damaged)
         self._driver = region_driver(self._owner, f"region {name}", topics, on_event)
 
@@ -289,6 +299,7 @@ class Region:
         await self._driver.ask(OpenRegion())
 
     def _driver_ended(self, driver: Driver, error: Exception | None) -> None:
+        self._on_end(self)
         report_failure(self._on_event, self._number, error)
 
     def begin_cleaning(self, every_s: float) -> None:

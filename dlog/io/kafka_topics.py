@@ -14,6 +14,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakValueDictionary
 
 from dlog.errors import ClosedError, UnavailableError
 from dlog.io.kafka_settings import (
@@ -84,7 +85,7 @@ class KafkaTopics:
             self._bootstrap, self.options.request_timeout_s, rng or random.SystemRandom()
         )
         self._producers: dict[_Writer, TopicProducer] = {}  # the one used last is the last
-        self._making: dict[str, asyncio.Lock] = {}
+        self._making: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # kept by calls of `_producer`
         self._scans: dict[tuple[str, int], Fetched] = {}  # by topic and the offset where the last read ended
         self._closing: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -328,7 +329,8 @@ class KafkaTopics:
     async def _producer(self, topic: str, owner: TopicOwner | None) -> TopicProducer:
         """The producer of a topic, or of an owner of it; a new one if there is none that works. Raises
         TopicNotFoundError, OwnerRefusedError."""
-        async with self._making.setdefault(topic, asyncio.Lock()):
+        making = self._making.setdefault(topic, asyncio.Lock())
+        async with making:
             self._check_open()
             if owner is not None and owner.refused is not None:
                 raise OwnerRefusedError(owner.refused.message, outcome_unknown=False)  # nothing is sent

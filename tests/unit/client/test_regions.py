@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -259,6 +261,29 @@ async def test_a_callback_for_events_that_raises_ends_no_region(
         "on_event raised, the region goes on: event=RegionFenced",
     }
     assert all(record.exc_info is not None and record.exc_info[0] is error for record in caplog.records)
+
+
+async def test_nothing_is_kept_of_regions_that_have_ended(watched: WatchedTopics) -> None:
+    def fail(call: str, topic: str) -> None:
+        if (call, topic) == ("append fence", "app.data.failed"):
+            raise TopicNotFoundError("deleted")
+
+    watched.before = fail
+    async with regions(watched) as made:
+        before = len(asyncio.all_tasks())
+        ended = []
+        for name in ("closed", "deleted"):
+            region = await made.open(name, create=True)
+            await region.write(T, [b"a"])
+            ended.append(weakref.ref(region))
+            await (region.close() if name == "closed" else made.delete(name))
+            del region
+        with pytest.raises(TopicNotFoundError):
+            await made.open("failed", create=True)
+        gc.collect()
+        assert [one() for one in ended] == [None, None]
+        assert not made._opened and not made._opening
+        assert len(asyncio.all_tasks()) == before
 
 
 # ---- opening --------------------------------------------------------------------------------------------------------
