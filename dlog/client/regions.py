@@ -175,13 +175,22 @@ class Regions:
         )
 
     async def delete(self, name: str) -> None:
-        """Delete a region with all its records. Idempotent."""
-        region = self._opened.pop(name, None)
-        if region is not None:
-            await region.close()
+        """Delete the region that is there when the call begins, with all its records; without one, what is left of one
+        that was deleted half. Idempotent: a region of the name that is created later is left alone, however long this
+        call takes. Only with Kafka before 2.8, which has no topic ids, it may be deleted in its place.
+
+        Raises UnavailableError. After that, or if it is cancelled, a part may be deleted: call it again.
+        """
         paths = self._paths(name)
-        for topic in (Topic.DATA, Topic.META):
-            await self.topics.delete(paths[topic])
+        region = self._opened.get(name)
+        data = await self.topics.topic_id(paths[Topic.DATA])
+        meta = await self.topics.topic_id(paths[Topic.META])
+        if region is not None:
+            await region._close(saves=False)
+        if data is not None:
+            await self.topics.delete(paths[Topic.DATA], data)
+        if meta is not None and await self.topics.topic_id(paths[Topic.DATA]) is None:  # else it may be the next one's
+            await self.topics.delete(paths[Topic.META], meta)
 
     def _forget(self, region: Region) -> None:
         """Keep a region that has ended no longer."""
@@ -387,13 +396,18 @@ class Region:
 
     async def close(self) -> None:
         """Wait for the writes under way, for CLOSE_S seconds at most, save a snapshot, and end. Idempotent."""
+        await self._close(saves=True)
+
+    async def _close(self, *, saves: bool) -> None:
+        """saves: with a snapshot at the end; it goes to the meta topic that has the name by then."""
         self._is_closing = True
         if not self._driver.ended:
             if not self.has_ended:
                 try:
                     async with asyncio.timeout(CLOSE_S):
                         await self._driver.ask(AwaitWrites())
-                        await self.save()
+                        if saves:
+                            await self.save()
                 except (DLogError, TimeoutError):
                     pass  # the next opening scans more
             self._driver.stop()

@@ -2,6 +2,7 @@
 
     <root>/<topic>/settings              JSON; the topic exists if this does
     <root>/<topic>/first                 decimal: the first offset that is not deleted; 0 without the file
+    <root>/<topic>/id                    hex: the topic's id, drawn when it is first asked for; removed with the topic
     <root>/<topic>/<20 digits>.records   the records from this offset on
 
     records file:  head | watermark | frame ...
@@ -65,6 +66,7 @@ _LENGTHS = struct.Struct(">II")
 _WATERMARK_AT = _HEAD.size + _CRC.size
 _FRAMES_AT = _WATERMARK_AT + _WATERMARK.size + _CRC.size
 _SUFFIX = ".records"
+_BESIDE_RECORDS = frozenset({"first", "first.new", "id", "id.new", "settings.new"})  # files that go with the topic
 _INDEX_BYTES = 256 * 1024  # from one remembered frame to the next
 
 
@@ -130,6 +132,17 @@ class DirectoryTopics:
     def exists(self, topic: str) -> bool:
         with self._errors(topic):
             return self._disk.exists(f"{self._directory(topic)}/settings")
+
+    def topic_id(self, topic: str) -> str | None:
+        try:
+            with self._held(topic) as directory:
+                found = self._id(directory)
+                if not found:
+                    found = self._rng.randbytes(_NONCE_BYTES).hex()
+                    replace_file(self._disk, directory, "id", found.encode())
+                return found
+        except TopicNotFoundError:
+            return None
 
     def names(self, prefix: str) -> list[str]:
         with self._errors(prefix):
@@ -221,11 +234,14 @@ class DirectoryTopics:
             if gone:
                 self._disk.sync_dir(directory)
 
-    def delete(self, topic: str) -> None:
-        with suppress(TopicNotFoundError), self._locked(topic) as directory:
+    def delete(self, topic: str, topic_id: str = "") -> None:
+        with suppress(TopicNotFoundError), self._held(topic) as directory:
+            if topic_id and self._id(directory) != topic_id:
+                return
             self._disk.unlink(f"{directory}/settings")
             self._disk.sync_dir(directory)
             self._remove(directory)
+            self._recovered.discard(topic)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
@@ -242,7 +258,15 @@ class DirectoryTopics:
 
     @contextmanager
     def _locked(self, topic: str) -> Iterator[str]:
-        """Hold the lock of an existing topic; the next to hold it looks for unconfirmed frames after an error."""
+        """Hold the lock of an existing topic, and look for unconfirmed frames (`_recover`) inside; after an error the
+        next to hold it does so."""
+        with self._held(topic) as directory:
+            yield directory
+            self._recovered.add(topic)
+
+    @contextmanager
+    def _held(self, topic: str) -> Iterator[str]:
+        """Hold the lock of an existing topic. Raises TopicNotFoundError."""
         directory = self._directory(topic)
         with self._errors(topic):
             if not self._disk.exists(f"{directory}/settings"):
@@ -251,7 +275,10 @@ class DirectoryTopics:
                 if not self._disk.exists(f"{directory}/settings"):
                     raise TopicNotFoundError(f"no such topic, create it first: topic={topic}")
                 yield directory
-                self._recovered.add(topic)
+
+    def _id(self, directory: str) -> str:
+        """The topic's id; "": it was not asked for yet."""
+        return (read_file(self._disk, directory, "id") or b"").decode(errors="replace")
 
     def _first(self, directory: str) -> int:
         text = read_file(self._disk, directory, "first")
@@ -295,7 +322,7 @@ class DirectoryTopics:
     def _remove(self, directory: str) -> None:
         """Remove what is left of a topic."""
         for name in self._disk.names(directory):
-            if name.removesuffix(".new").endswith(_SUFFIX) or name in ("first", "first.new", "settings.new"):
+            if name.removesuffix(".new").endswith(_SUFFIX) or name in _BESIDE_RECORDS:
                 self._disk.unlink(f"{directory}/{name}")
                 self._index.pop(f"{directory}/{name}", None)
         self._disk.sync_dir(directory)
@@ -361,6 +388,9 @@ class FileTopics:
     async def exists(self, topic: str) -> bool:
         return await asyncio.to_thread(self._topics.exists, topic)
 
+    async def topic_id(self, topic: str) -> str | None:
+        return await asyncio.to_thread(self._topics.topic_id, topic)
+
     async def names(self, prefix: str) -> list[str]:
         return await asyncio.to_thread(self._topics.names, prefix)
 
@@ -379,8 +409,8 @@ class FileTopics:
     async def delete_before(self, topic: str, offset: int) -> None:
         await asyncio.to_thread(self._topics.delete_before, topic, offset)
 
-    async def delete(self, topic: str) -> None:
-        await asyncio.to_thread(self._topics.delete, topic)
+    async def delete(self, topic: str, topic_id: str = "") -> None:
+        await asyncio.to_thread(self._topics.delete, topic, topic_id)
 
 
 # ---- bytes ----------------------------------------------------------------------------------------------------------

@@ -17,10 +17,10 @@ import random
 import struct
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from aiokafka.conn import AIOKafkaConnection, create_conn
 from aiokafka.errors import CorruptRecordException, IncompatibleBrokerVersion, KafkaError, for_code
@@ -40,9 +40,12 @@ from dlog.errors import DamagedError, InvalidRequestError, UnauthorizedError, Un
 from dlog.hostport import join_host_port, split_host_port
 from dlog.io.kafka_producer_id import FENCED, TRANSACTION_COORDINATOR, InitProducerIdRequest
 from dlog.io.kafka_settings import ProducerId
+from dlog.io.kafka_topic_ids import UNKNOWN_TOPIC_ID, DeleteByIdRequest, TopicIdRequest
 from dlog.region.topics import OwnerRefusedError, Stored, TopicExistsError, TopicNotFoundError
 from dlog.values import Columns
 from dlog.wire.digest import crc32c
+
+T = TypeVar("T")
 
 _CLIENT_ID = "dlog"
 _IDLE_MS = 300_000  # brokers close connections unused for 10 minutes
@@ -231,6 +234,17 @@ class Brokers:
         """Whether no broker that answers knows the topic any more."""
         return all(layout is None for layout in await self._described(topic))
 
+    async def topic_ids(self, topic: str) -> set[str]:
+        """The ids of the topic according to the brokers that answer, of which some may lag behind. Raises
+        UnsupportedVersionError for brokers without ids."""
+        found: set[str] = set()
+        for answer in await self._of_each(lambda address: self._ask(address, TopicIdRequest(topic))):
+            for code, name, topic_id, *_ in answer.topics:
+                if name == topic and code != _UNKNOWN_TOPIC:
+                    _check(code, topic)
+                    found.add(topic_id)
+        return found
+
     async def create(self, topic: str, replication_factor: int, configs: Mapping[str, str]) -> None:
         """Create a topic of one partition. Raises TopicExistsError, InvalidRequestError."""
         request = CreateTopicsRequest(
@@ -256,6 +270,15 @@ class Brokers:
         answer = await self._ask(self._address(self._controller), request, slow=True)
         for _, code, *_ in answer.topic_error_codes:
             if code != _UNKNOWN_TOPIC:
+                _check(code, topic)
+
+    async def delete_by_id(self, topic: str, topic_id: str) -> None:
+        """Delete the topic with this id, which had this name. Idempotent."""
+        self._leaders.pop(topic, None)
+        request = DeleteByIdRequest(topic_id, self._timeout_ms // 2)
+        answer = await self._ask(self._address(self._controller), request, slow=True)
+        for _, _, code, *_ in answer.topics:
+            if code != UNKNOWN_TOPIC_ID:
                 _check(code, topic)
 
     async def configs(self, topic: str) -> dict[str, str] | None:
@@ -360,11 +383,15 @@ class Brokers:
 
     async def _described(self, topic: str) -> list[TopicLayout | None]:
         """What each broker that answers reports of a topic; of those in the cluster, once they are known."""
-        found: list[TopicLayout | None] = []
+        return await self._of_each(lambda address: self._describe_by(address, topic))
+
+    async def _of_each(self, ask: Callable[[str], Awaitable[T]]) -> list[T]:
+        """What each broker that answers replies; of those in the cluster, once they are known."""
+        found: list[T] = []
         failed: BrokerFailedError | None = None
         for address in list(self._nodes.values()) or self._addresses():
             try:
-                found.append(await self._describe_by(address, topic))
+                found.append(await ask(address))
             except BrokerFailedError as error:
                 failed = error
         if not found:

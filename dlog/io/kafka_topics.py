@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
 
-from dlog.errors import ClosedError, UnavailableError
+from dlog.errors import ClosedError, UnavailableError, UnsupportedVersionError
 from dlog.io.kafka_settings import (
     KafkaTopicsOptions,
     check_topic_name,
@@ -137,6 +137,22 @@ class KafkaTopics:
 
         return await self._until_done("look for a topic", topic, describe)
 
+    async def topic_id(self, topic: str) -> str | None:
+        """See Topics. "" of brokers before 2.8, which have no ids."""
+
+        async def topic_id() -> str | None:
+            if await self._brokers.describe(topic) is None:
+                return None
+            try:
+                found = await self._brokers.topic_ids(topic)
+            except UnsupportedVersionError:
+                return ""
+            if len(found) > 1:
+                raise self._failed("a broker still knows an earlier topic of the name")
+            return found.pop() if found else None
+
+        return await self._until_done("ask for a topic's id", topic, topic_id)
+
     async def names(self, prefix: str) -> list[str]:
         async def names() -> list[str]:
             return sorted(name for name in await self._brokers.topics() if name.startswith(prefix))
@@ -158,10 +174,16 @@ class KafkaTopics:
 
         await self._until_done("read a topic's settings", topic, check)
 
-    async def delete(self, topic: str) -> None:
+    async def delete(self, topic: str, topic_id: str = "") -> None:
         self._forget(topic)
 
         async def delete() -> None:
+            if topic_id:
+                await self._brokers.describe(topic)  # learns which broker is the controller
+                await self._brokers.delete_by_id(topic, topic_id)
+                if topic_id in await self._brokers.topic_ids(topic):
+                    raise self._failed("a broker still knows the topic")
+                return
             if await self._brokers.describe(topic) is not None:
                 await self._brokers.delete(topic)
             if not await self._brokers.is_forgotten_everywhere(topic):

@@ -70,6 +70,11 @@ class Topics(Protocol):
 
     async def exists(self, topic: str) -> bool: ...
 
+    async def topic_id(self, topic: str) -> str | None:
+        """What no earlier and no later topic of the name has; "": there is a topic, and it has no id; None: there is no
+        topic."""
+        ...
+
     async def names(self, prefix: str) -> list[str]:
         """The topics whose names begin so, sorted."""
         ...
@@ -100,6 +105,6 @@ class Topics(Protocol):
         OffsetOutOfRangeError beyond the end."""
         ...
 
-    async def delete(self, topic: str) -> None:
-        """Delete a topic. Idempotent."""
+    async def delete(self, topic: str, topic_id: str = "") -> None:
+        """Delete a topic. Idempotent. topic_id: only the topic with this id, and no later one of the name; "": any."""
         ...

@@ -54,6 +54,26 @@ async def test_records_are_read_back_as_they_were_appended(topics: KafkaTopics) 
     assert not await topics.exists(topic)
 
 
+async def test_an_id_belongs_to_one_topic_of_a_name(topics: KafkaTopics) -> None:
+    topic = "again"
+    assert await topics.topic_id(topic) is None
+    await topics.delete(topic, "0" * 31 + "1")
+    await topics.create(topic)
+    first = await topics.topic_id(topic)
+    assert first and await topics.topic_id(topic) == first
+    await topics.delete(topic, first)
+    assert await topics.topic_id(topic) is None
+    await topics.create(topic)
+    await topics.append(topic, [(b"", b"new")])
+    second = await topics.topic_id(topic)
+    assert second and second != first
+    await topics.delete(topic, first)
+    assert await topics.read(topic, 0, 1) == [Stored(0, b"", b"new")]
+    for _ in range(2):
+        await topics.delete(topic, second)
+    assert not await topics.exists(topic)
+
+
 async def test_an_append_is_one_batch(topics: KafkaTopics) -> None:
     topic = "one.batch"
     await topics.create(topic)

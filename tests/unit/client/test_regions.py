@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,10 @@ class WatchedTopics:
         found: bool = await self._call("exists", topic, self._topics.exists(topic))
         return found
 
+    async def topic_id(self, topic: str) -> str | None:
+        found: str | None = await self._call("topic_id", topic, self._topics.topic_id(topic))
+        return found
+
     async def names(self, prefix: str) -> list[str]:
         return await self._topics.names(prefix)
 
@@ -118,8 +122,8 @@ class WatchedTopics:
     async def delete_before(self, topic: str, offset: int) -> None:
         await self._call("delete_before", topic, self._topics.delete_before(topic, offset))
 
-    async def delete(self, topic: str) -> None:
-        await self._call("delete", topic, self._topics.delete(topic))
+    async def delete(self, topic: str, topic_id: str = "") -> None:
+        await self._call("delete", topic, self._topics.delete(topic, topic_id))
 
 
 @pytest.fixture
@@ -284,6 +288,61 @@ async def test_nothing_is_kept_of_regions_that_have_ended(watched: WatchedTopics
         assert [one() for one in ended] == [None, None]
         assert not made._opened and not made._opening
         assert len(asyncio.all_tasks()) == before
+
+
+class FreezingTopics(WatchedTopics):
+    """Freezes the caller behind call number `freeze_after` from when it is set, while `meanwhile` runs."""
+
+    freeze_after = 0
+    meanwhile: Callable[[], Awaitable[None]]
+
+    async def _call(self, call: str, topic: str, work: Any) -> Any:
+        found = await super()._call(call, topic, work)
+        self.freeze_after -= 1
+        if self.freeze_after == 0:
+            await self.meanwhile()
+        return found
+
+
+@pytest.mark.parametrize("freeze_after", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("is_opened", [True, False])
+async def test_a_deletion_that_is_frozen_leaves_the_next_region_alone(
+    tmp_path: Path, address: str, freeze_after: int, is_opened: bool
+) -> None:
+    topics = FreezingTopics(tmp_path / "wal")
+    async with regions(topics) as made, regions(address) as others:
+        await (await (made if is_opened else others).open("orders", create=True)).write(T, [b"old"])
+        heirs = []
+
+        async def recreate() -> None:
+            await others.delete("orders")
+            heirs.append(await others.open("orders", create=True))
+            assert await heirs[0].write(T, [b"new"]) == (1,)
+
+        topics.meanwhile, topics.freeze_after = recreate, freeze_after
+        await made.delete("orders")
+        assert await heirs[0].write(T, [b"newer"]) == (2,)
+        await heirs[0].save()
+        await heirs[0].close()
+        heir = await others.open("orders")
+        assert await listed(heir) == [(T, 1, b"new"), (T, 2, b"newer")]
+
+
+async def test_what_is_left_of_a_region_that_was_deleted_half_is_deleted(watched: WatchedTopics) -> None:
+    def fail(call: str, topic: str) -> None:
+        if (call, topic) == ("delete", META):
+            raise UnavailableError("not now")
+
+    async with regions(watched) as made:
+        await made.open("orders", create=True)
+        watched.before = fail
+        with pytest.raises(UnavailableError):
+            await made.delete("orders")
+        assert (await watched.exists(DATA), await watched.exists(META)) == (False, True)
+        watched.before = lambda call, topic: None
+        for _ in range(2):
+            await made.delete("orders")
+        assert not await watched.exists(META)
 
 
 # ---- opening --------------------------------------------------------------------------------------------------------

@@ -128,6 +128,48 @@ def test_a_topic_that_is_created_again_begins_anew_for_all(topics: DirectoryTopi
     assert _values(other) == [b"new"]
 
 
+def test_an_id_belongs_to_one_topic_of_a_name(topics: DirectoryTopics, tmp_path: Path) -> None:
+    assert topics.topic_id("other") is None
+    first = topics.topic_id(TOPIC)
+    assert first and topics.topic_id(TOPIC) == opened(tmp_path).topic_id(TOPIC) == first
+    topics.delete(TOPIC)
+    assert topics.topic_id(TOPIC) is None
+    topics.create(TOPIC)
+    topics.append(TOPIC, [(b"", b"new")])
+    topics.delete(TOPIC, first)
+    assert _values(topics) == [b"new"], "the next topic has not got its id yet"
+    second = topics.topic_id(TOPIC)
+    assert second and second != first
+    topics.delete(TOPIC, first)
+    assert _values(topics) == [b"new"]
+    topics.delete(TOPIC, second)
+    topics.delete(TOPIC, second)
+    assert not topics.exists(TOPIC)
+
+
+def test_an_id_that_a_deletion_left_behind_is_not_that_of_the_next_topic(
+    topics: DirectoryTopics, tmp_path: Path
+) -> None:
+    first = topics.topic_id(TOPIC)
+    next((tmp_path / "topics").glob("*/settings")).unlink()  # the process died there
+    topics.create(TOPIC)
+    assert topics.topic_id(TOPIC) not in (None, first)
+
+
+def test_a_topic_whose_id_was_asked_for_is_still_searched_for_unconfirmed_frames(
+    topics: DirectoryTopics, tmp_path: Path
+) -> None:
+    topics.append(TOPIC, [(b"", b"one")])
+    (file,) = _files(tmp_path)
+    confirmed = file.read_bytes()
+    topics.append(TOPIC, [(b"", b"two")])
+    written = file.read_bytes()
+    file.write_bytes(confirmed[:57] + written[57:])  # the watermark of the second one was lost
+    reader = opened(tmp_path)
+    assert reader.topic_id(TOPIC)
+    assert _values(reader) == [b"one", b"two"]
+
+
 @pytest.mark.parametrize("at", [0, 5, 24, -1, -20])
 def test_damage_below_the_watermark_is_told_with_the_file(topics: DirectoryTopics, tmp_path: Path, at: int) -> None:
     topics.append(TOPIC, [(b"key", b"value" * 10)])

@@ -40,6 +40,7 @@ from dlog.io.kafka_settings import (
     topic_configs,
     unsafe_settings,
 )
+from dlog.io.kafka_topic_ids import DeleteByIdRequest, TopicIdRequest
 from dlog.io.kafka_topics import KafkaTopics
 from dlog.region.topics import OwnerRefusedError, Stored, UnsafeTopicError
 from dlog.stores.contract import MisconfiguredError
@@ -78,6 +79,7 @@ async def test_names_that_kafka_refuses_are_refused(topic: str) -> None:
         topics.read(topic, 0, 1),
         topics.offsets(topic),
         topics.delete_before(topic, 0),
+        topics.topic_id(topic),
         topics.delete(topic),
     ):
         with pytest.raises(InvalidRequestError, match="not a name of a Kafka topic"):
@@ -283,6 +285,26 @@ def test_a_request_for_a_producer_id_names_the_current_one() -> None:
         InitProducerIdRequest("t", None).prepare({22: (0, 2)})
 
 
+def test_a_topic_is_deleted_by_its_id() -> None:
+    """Bytes as in Kafka's protocol guide: Metadata 10, DeleteTopics 6."""
+    versions = {3: (0, 13), 20: (1, 6)}
+    topic_id = "0102030405060708090a0b0c0d0e0f10"
+    asked = TopicIdRequest("t").prepare(versions)
+    assert (asked.API_VERSION, asked.encode()) == (10, b"\x02" + bytes(16) + b"\x02t\0" + b"\0\0\0\0")
+    partition = struct.pack(">hiiii", 0, 0, 1, 1, 0)[:14] + b"\x02" + struct.pack(">i", 1) + b"\x01\x01\0"
+    found = (struct.pack(">h", 0) + b"\x02t" + bytes.fromhex(topic_id) + b"\0\x02" + partition) + bytes(4) + b"\0"
+    broker = struct.pack(">i", 1) + b"\x02h" + struct.pack(">i", 9092) + b"\0\0"
+    answer = bytes(4) + b"\x02" + broker + b"\0" + struct.pack(">i", 1) + b"\x02" + found + bytes(4) + b"\0"
+    (described,) = asked.RESPONSE_TYPE.decode(answer).topics
+    assert described[:3] == (0, "t", topic_id)
+    deletion = DeleteByIdRequest(topic_id, 500).prepare(versions)
+    named = b"\x02\0" + bytes.fromhex(topic_id) + b"\0"
+    assert (deletion.API_VERSION, deletion.encode()) == (6, named + struct.pack(">i", 500) + b"\0")
+    for request in (TopicIdRequest("t"), DeleteByIdRequest(topic_id, 500)):
+        with pytest.raises(NotImplementedError):  # of brokers before 2.8: UnsupportedVersionError, see Brokers
+            request.prepare({3: (0, 9), 20: (1, 5)})
+
+
 async def test_an_append_that_the_topic_refuses_is_not_unknown() -> None:
     for refused, error in (
         (MessageSizeTooLargeError(), RecordTooLargeError),
@@ -356,7 +378,9 @@ async def every_call_fails(address: str) -> None:
         (topics.read(TOPIC, 0, 1), False),
         (topics.offsets(TOPIC), False),
         (topics.delete_before(TOPIC, 1), True),
+        (topics.topic_id(TOPIC), False),
         (topics.delete(TOPIC), True),
+        (topics.delete(TOPIC, "00" * 15 + "01"), True),
     ):
         with pytest.raises(UnavailableError, match=r"topic=app\.data\.7 brokers=127\.0\.0\.1:\d+ reason=") as caught:
             await call
