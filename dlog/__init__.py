@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         UnavailableError,
         UnsupportedVersionError,
     )
+    from dlog.events import Event
     from dlog.io.kafka_settings import KafkaTopicsOptions
     from dlog.model.dlsn import DLSN
     from dlog.model.ids import EntryId, SegmentNumber
@@ -87,7 +88,14 @@ if TYPE_CHECKING:
     from dlog.region.owner import RegionFencedError
     from dlog.region.reading import RegionEntry
     from dlog.region.tables import TableMeta
-    from dlog.region.topics import OffsetOutOfRangeError, TopicExistsError, TopicNotFoundError, UnsafeTopicError
+    from dlog.region.topics import (
+        OffsetOutOfRangeError,
+        Stored,
+        TopicExistsError,
+        TopicNotFoundError,
+        Topics,
+        UnsafeTopicError,
+    )
     from dlog.region.waiting import TableEndedError
     from dlog.wire.proxy import Start
 
@@ -111,6 +119,7 @@ __all__ = [
     "EntryId",
     "EntryMissingError",
     "EntryUnreadableError",
+    "Event",
     "Fate",
     "FencedError",
     "ImportResult",
@@ -155,6 +164,7 @@ __all__ = [
     "SinkBatch",
     "StaleRequestError",
     "Start",
+    "Stored",
     "StreamExistsError",
     "StreamInfo",
     "StreamNotFoundError",
@@ -167,6 +177,7 @@ __all__ = [
     "TableMeta",
     "TopicExistsError",
     "TopicNotFoundError",
+    "Topics",
     "TruncatedError",
     "TxidOutOfOrderError",
     "UnauthorizedError",
@@ -222,6 +233,7 @@ _HOMES = {
         "SyncReader",
         "connect_sync",
     ),
+    "dlog.events": ("Event",),
     "dlog.io.kafka_settings": ("KafkaTopicsOptions",),
     "dlog.model.dlsn": ("DLSN",),
     "dlog.model.ids": (
@@ -242,8 +254,10 @@ _HOMES = {
     "dlog.region.tables": ("TableMeta",),
     "dlog.region.topics": (
         "OffsetOutOfRangeError",
+        "Stored",
         "TopicExistsError",
         "TopicNotFoundError",
+        "Topics",
         "UnsafeTopicError",
     ),
     "dlog.wire.proxy": ("Start",),

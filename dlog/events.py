@@ -19,7 +19,7 @@ Buffer = bytes | bytearray | memoryview
 
 @value
 class Event:
-    """Base class. Subclasses set `name`, `level`."""
+    """Base class of events. `name` and `level` are those of its class; the fields of each are in dlog/events.py."""
 
     name: ClassVar[str] = "event"
     level: ClassVar[str] = "info"

@@ -74,7 +74,7 @@ OnLost = Callable[[LostEntries], None]
 class Regions:
     """The regions of one namespace. Use it as an async context manager, in one event loop.
 
-    topics: an address as `open_topics` takes it, or an object with the calls of dlog/region/topics.py. clean_every_s:
+    topics: file:///path, or kafka://host:port,host:port, or an object of the protocol Topics. clean_every_s:
     how often each opened region deletes what no table needs; None: only `Region.clean` does. on_event: gets events of
     regions (dlog/events.py); what it raises is logged, and the region goes on. Raises ConfigError, InvalidRequestError
     for a name.
@@ -239,7 +239,10 @@ async def _load(loader: RegionLoader, topics: RegionTopics) -> RegionState:
 
 
 class RegionView:
-    """A region as it was when it was opened for reading. problems: records that were left out, one line each."""
+    """A region as it was when it was opened for reading. Made by `Regions.view`.
+
+    problems: records that were left out, one line each.
+    """
 
     def __init__(
         self,
@@ -280,7 +283,7 @@ class RegionView:
 
 
 class Region:
-    """A region that this process owns. Made by Regions.open."""
+    """A region that this process owns. Made by `Regions.open`."""
 
     def __init__(
         self,

@@ -62,7 +62,8 @@ class Stored(NamedTuple):
 
 
 class Topics(Protocol):
-    """Topics by name. Every call may raise UnavailableError, and DamagedError for what does not verify."""
+    """Topics by name. Every call may raise UnavailableError, and DamagedError for what does not verify. What every
+    implementation must keep is at the top of dlog/region/topics.py."""
 
     async def create(self, topic: str) -> None:
         """Create a topic. Raises TopicExistsError."""

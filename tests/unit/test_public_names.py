@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dataclasses
 import importlib
 import inspect
 import itertools
@@ -21,6 +22,7 @@ import dlog
 from dlog import errors
 from dlog.client.batch_queue import BatchBorrower
 
+_MADE_BY = re.compile(r"\b[Mm]ade by `")
 _WORD = re.compile(r"(?<![\w.])(?:dlog\.)?([A-Z][a-z]+(?:[A-Z][a-z]*)*|DLSN|DLogError)\b")
 
 
@@ -39,16 +41,23 @@ def _classes(module: Any) -> dict[str, type]:
 
 
 def public() -> Iterator[tuple[str, Any]]:
-    """Every public object and every public member of it, except BatchBorrower, which a pipeline calls on its
-    producer."""
+    """Every public object, every public member of it, and its constructor. Left out are BatchBorrower, which a pipeline
+    calls on its producer, and the constructors of dataclasses, whose fields say the same, and of classes whose
+    docstring says what they are made by."""
     for name in dlog.__all__:
         thing = getattr(dlog, name)
         yield name, thing
         if isinstance(thing, type):
             for member, value in vars(thing).items():
                 function = value.fget if isinstance(value, property) else value
+                if member == "__init__" and not dataclasses.is_dataclass(thing) and not _MADE_BY.search(_doc(thing)):
+                    yield f"{name}.{member}", value
                 if not member.startswith("_") and inspect.isfunction(function) and not hasattr(BatchBorrower, member):
                     yield f"{name}.{member}", function
+
+
+def _doc(thing: Any) -> str:
+    return thing.__doc__ or ""
 
 
 PUBLIC = list(public())
@@ -95,6 +104,7 @@ def test_every_type_that_a_public_annotation_reaches_is_public() -> None:
     missing = {(name, part.__name__) for name, part in reachable() if part.__name__ not in dlog.__all__}
     assert not missing
     assert {part.__name__ for _, part in reachable()} > {"DLSN", "BatchResult", "StreamInfo", "Lag", "SegmentNumber"}
+    assert ("Regions.__init__", dlog.Topics) in set(reachable())
 
 
 @pytest.mark.parametrize(("name", "thing"), PUBLIC, ids=[name for name, _ in PUBLIC])
