@@ -231,6 +231,16 @@ class MetadataWentBack(Event):
 
 
 @value
+class ZnodeNotReadable(Event):
+    """This process lacks the right to read a znode that it lists or reads with others, and does without it: a bookie or
+    proxy is no member, a stream gets no upkeep, a ledger is not repaired. Logged once until it can be read."""
+
+    name: ClassVar[str] = "znode.not_readable"
+    level: ClassVar[str] = "error"
+    path: str
+
+
+@value
 class StreamReleased(Event):
     """The owner completed its segment and gave up its claim: the next append finds another owner."""
 

@@ -52,6 +52,10 @@ class MemoryMetadata:
         """Do nothing: the state never changes."""
         return _nothing
 
+    def on_unreadable(self, callback: Callable[[str], None]) -> Unsubscribe:
+        """Do nothing: everything may be read."""
+        return _nothing
+
     def unresponsive_s(self) -> float:
         """Always 0."""
         return 0.0

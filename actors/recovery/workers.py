@@ -214,7 +214,7 @@ class RepairWorkers:
         """Repair the ledger; None: it is put off. Raises DLogError."""
         ledger = marked.ledger
         if marked.mark is None:
-            self._fail(ledger, "its mark in ZooKeeper cannot be decoded, delete it (docs/operations.md)")
+            self._fail(ledger, "its mark in ZooKeeper cannot be read or decoded, delete it (docs/operations.md)")
             return None
         bookies = frozenset(marked.mark.bookies)
         if not bookies:

@@ -111,6 +111,11 @@ class MetadataSession(Protocol):
 
     def on_state(self, callback: Callable[[SessionState], None]) -> Unsubscribe: ...
 
+    def on_unreadable(self, callback: Callable[[str], None]) -> Unsubscribe:
+        """Call `callback(path)` once for each znode that a list or a bulk read leaves out, because this process lacks
+        the right to read it; at once for those found before."""
+        ...
+
     def unresponsive_s(self) -> float:
         """Seconds since the oldest pending request was sent or the connection was lost; 0: neither."""
         ...
@@ -181,7 +186,8 @@ class StreamMetadataStore(VersionedStore, Protocol):
     async def streams(self) -> list[StreamName]: ...
 
     async def stream_heads(self, streams: Sequence[StreamName]) -> list[StreamHead | None]:
-        """Read the two znodes of each stream's head, in order; None: missing or not readable. Made for many streams;
+        """Read the two znodes of each stream's head, in order; None: missing, not decodable, or without
+        the right to read it. Made for many streams;
         may be slightly old, caches and watches nothing."""
         ...
 

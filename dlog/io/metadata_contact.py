@@ -1,4 +1,4 @@
-"""Reports whether a process is connected to ZooKeeper: two events and a gauge.
+"""Reports whether a process is connected to ZooKeeper (two events and a gauge) and which znodes it may not read.
 
 Invariants:
 - The events alternate, MetadataLost first.
@@ -11,22 +11,26 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from dlog.events import Event, MetadataLost, MetadataRegained
+from dlog.events import Event, MetadataLost, MetadataRegained, ZnodeNotReadable
 from dlog.io.metadata import MetadataSession, SessionState
 from dlog.io.metrics import METADATA_CONNECTED
 
 
 @contextmanager
 def connection_events(metadata: MetadataSession, on_event: Callable[[Event], None]) -> Iterator[None]:
-    """Report each loss and return of the metadata connection in this context."""
+    """Report each loss and return of the metadata connection in this context, and unreadable znodes."""
     contact = _Contact(on_event)
-    unsubscribe = metadata.on_state(contact.state_changed)
+    unsubscribes = (
+        metadata.on_state(contact.state_changed),
+        metadata.on_unreadable(lambda path: on_event(ZnodeNotReadable(path))),
+    )
     METADATA_CONNECTED.set(1)
     contact.state_changed(metadata.state)
     try:
         yield
     finally:
-        unsubscribe()
+        for unsubscribe in unsubscribes:
+            unsubscribe()
 
 
 class _Contact:

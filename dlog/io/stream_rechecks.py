@@ -26,9 +26,9 @@ from itertools import islice
 
 from dlog.errors import DLogError, MetadataUnavailableError
 from dlog.io.seen_versions import SeenVersion, SeenVersions
-from dlog.io.zookeeper import GET_AT_ONCE_MAX, Stat, ZooKeeper
+from dlog.io.zookeeper import GET_AT_ONCE_MAX, ZooKeeper
 from dlog.io.zookeeper_layout import StreamPaths
-from dlog.io.zookeeper_protocol import ZnodeError
+from dlog.io.zookeeper_protocol import ReadResult, ZnodeError
 from dlog.model.ids import StreamName
 from dlog.wire.stream_metadata import decode_incarnation, decode_owner
 
@@ -39,7 +39,6 @@ PAUSE_S = 0.002  # between two packets, on average
 RETRY_S = 0.5
 
 Watcher = Callable[[], None]
-_Found = tuple[bytes, Stat]
 
 
 @dataclass(slots=True)
@@ -106,10 +105,10 @@ class StreamRechecks:
         """Check these; notify watchers. Raises MetadataUnavailableError."""
         roots = [self._paths.root(stream) for stream, _ in some]
         asked = [f"{root}/{name}" for root in roots for name in _CHECKED]
-        found: list[_Found | None]
+        found: list[ReadResult]
         try:
-            found = await self._zk.get_many(asked, like_bytes=ZNODE_BYTES)
-        except ZnodeError:  # this process may not read one of them: notify all, each is then read on its own
+            found = await self._zk.get_each(asked, like_bytes=ZNODE_BYTES)
+        except ZnodeError:  # the server refuses the request: notify all, each is then read on its own
             found = [None] * len(asked)
         loop = asyncio.get_running_loop()
         for number, (stream, doubt) in enumerate(some):
@@ -122,10 +121,12 @@ class StreamRechecks:
                     loop.call_soon(watcher)
 
 
-def _is_unchanged(doubt: _Recheck, found: list[_Found | None]) -> bool:
+def _is_unchanged(doubt: _Recheck, found: list[ReadResult]) -> bool:
     """Whether the stream certainly has not changed."""
     owner, ledgers, max_txid = found
-    if owner is None or ledgers is None or max_txid is None or (doubt.mark is None and not doubt.reported_zxid):
+    if not (isinstance(owner, tuple) and isinstance(ledgers, tuple) and isinstance(max_txid, tuple)):
+        return False  # one is missing, or this process may not read it
+    if doubt.mark is None and not doubt.reported_zxid:
         return False
     if doubt.reported_zxid:
         newest = max(owner[1].mzxid, ledgers[1].mzxid, ledgers[1].pzxid, max_txid[1].mzxid)

@@ -43,8 +43,10 @@ from dlog.io.zookeeper_protocol import (
     MultiReadRequest,
     NodeExistsError,
     NoNodeError,
+    NoRightsError,
     NotConnectedError,
     Op,
+    ReadResult,
     Set,
     Stat,
     create_request,
@@ -79,6 +81,7 @@ CLOSE_TIMEOUT_S = 1.0
 #: most cost a server. GET_AT_ONCE_MAX: how many znodes of the largest size fit the largest reply that we accept.
 ANSWER_BYTES = 8 * 1024 * 1024
 GET_AT_ONCE_MAX = REPLY_BYTES_MAX // (REQUEST_BYTES_MAX + 1024)
+UNREADABLE_MAX = 1024  # unreadable znodes of which it is remembered that they were reported
 
 
 class ZooKeeper:
@@ -107,6 +110,8 @@ class ZooKeeper:
         self._connection: Connection | None = None
         self._state = SessionState.LOST
         self._state_callbacks: dict[object, Callable[[SessionState], None]] = {}
+        self._unreadable: dict[str, None] = {}  # used as an ordered set of paths, oldest first
+        self._unreadable_callbacks: dict[object, Callable[[str], None]] = {}
         self._attached = asyncio.Event()
         self._password = b""
         self._last_zxid = 0
@@ -175,6 +180,19 @@ class ZooKeeper:
 
         return unsubscribe
 
+    def on_unreadable(self, callback: Callable[[str], None]) -> Unsubscribe:
+        """Call `callback(path)` once for each znode that `get_each` or `get_many` finds unreadable for want of rights,
+        now for those found before; again only if it was read or missing in between."""
+        key = object()
+        self._unreadable_callbacks[key] = callback
+        for path in tuple(self._unreadable):
+            callback(path)
+
+        def unsubscribe() -> None:
+            self._unreadable_callbacks.pop(key, None)
+
+        return unsubscribe
+
     async def wait_connected(self) -> None:
         """Return once there is a session and a connection."""
         await self._attached.wait()
@@ -189,15 +207,30 @@ class ZooKeeper:
     async def get_many(
         self, paths: Sequence[str], *, fresh: bool = False, like_bytes: int = REQUEST_BYTES_MAX
     ) -> list[tuple[bytes, Stat] | None]:
-        """Read many znodes, in order; None for missing ones. Each packet has a deadline and asks for as many znodes as
-        fit ANSWER_BYTES if each is as large as `like_bytes` (first packet) or the largest so far (later ones)."""
+        """As `get_each`, but raises NoRightsError if this process may not read one of the znodes: for znodes of which
+        a missing one has a meaning."""
         found: list[tuple[bytes, Stat] | None] = []
+        for item in await self.get_each(paths, fresh=fresh, like_bytes=like_bytes):
+            if isinstance(item, NoRightsError):
+                raise item
+            found.append(item)
+        return found
+
+    async def get_each(
+        self, paths: Sequence[str], *, fresh: bool = False, like_bytes: int = REQUEST_BYTES_MAX
+    ) -> list[ReadResult]:
+        """Read many znodes, in order; None for missing ones, NoRightsError for those that this process may not read
+        (which `on_unreadable` reports). Each packet has a deadline and asks for as many znodes as fit ANSWER_BYTES if
+        each is as large as `like_bytes` (first packet) or the largest so far (later ones)."""
+        found: list[ReadResult] = []
         count, largest = min(ANSWER_BYTES // like_bytes, GET_AT_ONCE_MAX), 1
         while len(found) < len(paths):
             some = await self._get_some(paths[len(found) : len(found) + count], fresh=fresh and not found)
             found += some
-            largest = max(largest, *(len(item[0]) for item in some if item is not None), 1)
+            largest = max(largest, *(len(item[0]) for item in some if isinstance(item, tuple)), 1)
             count = min(max(1, ANSWER_BYTES // largest), GET_AT_ONCE_MAX)
+        for path, item in zip(paths, found, strict=True):
+            self._note_rights(path, is_unreadable=isinstance(item, NoRightsError))
         return found
 
     async def exists(self, path: str, *, fresh: bool = False) -> Stat | None:
@@ -465,12 +498,23 @@ class ZooKeeper:
     def _ask_sync(self, connection: Connection, path: str) -> asyncio.Future[Any]:
         return connection.ask(protocol.SyncRequest(path=self._abs(path)), decode_nothing, path)
 
-    async def _get_some(self, paths: Sequence[str], *, fresh: bool) -> list[tuple[bytes, Stat] | None]:
+    async def _get_some(self, paths: Sequence[str], *, fresh: bool) -> list[ReadResult]:
         absolute = [self._abs(path) for path in paths]
-        found: list[tuple[bytes, Stat] | None] = await self._call(
+        found: list[ReadResult] = await self._call(
             MultiReadRequest(absolute), decode_many(paths), paths[0], fresh=fresh
         )
         return found
+
+    def _note_rights(self, path: str, *, is_unreadable: bool) -> None:
+        """Report an unreadable znode, unless that was done; forget one that is not."""
+        if not is_unreadable:
+            self._unreadable.pop(path, None)
+        elif path not in self._unreadable:
+            self._unreadable[path] = None
+            while len(self._unreadable) > UNREADABLE_MAX:
+                del self._unreadable[next(iter(self._unreadable))]
+            for callback in list(self._unreadable_callbacks.values()):
+                callback(path)
 
     async def _wait_connection(self) -> Connection:
         while self._connection is None or self._connection.is_closed:

@@ -4,6 +4,7 @@ Invariants:
 - A registration is an ephemeral znode that is created again in every new session.
 - A znode with a condition is created in one transaction with it, in every session.
 - A znode of the same name from an earlier session or process of ours is deleted; another process's is waited for.
+- A registration that this process may not read is no member; the session reports it (`on_unreadable`).
 - The list is read again as a whole after every watch event, and seldom without one. `known` may be old; a fresh `read`
   is current.
 """
@@ -269,8 +270,8 @@ class MemberList:
             names = sorted((await self._zk.children(directory, fresh=fresh))[0])
         except NoNodeError:
             return []
-        found = await self._zk.get_many([f"{directory}/{name}" for name in names])
-        return [(name, item[0]) for name, item in zip(names, found, strict=True) if item is not None]
+        found = await self._zk.get_each([f"{directory}/{name}" for name in names])
+        return [(name, item[0]) for name, item in zip(names, found, strict=True) if isinstance(item, tuple)]
 
 
 def encode_proxy(info: ProxyInfo) -> bytes:

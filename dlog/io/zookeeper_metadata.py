@@ -117,6 +117,9 @@ class ZooKeeperMetadata:
     def on_state(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
         return self.zookeeper.on_state(callback)
 
+    def on_unreadable(self, callback: Callable[[str], None]) -> Unsubscribe:
+        return self.zookeeper.on_unreadable(callback)
+
     def unresponsive_s(self) -> float:
         return self.zookeeper.unresponsive_s
 

@@ -95,10 +95,10 @@ class BookiePauses:
             names = (await self._zk.children(self._paths.pauses, fresh=True))[0]
         except NoNodeError:
             names = []
-        znodes = await self._zk.get_many([f"{self._paths.pauses}/{name}" for name in names]) if names else []
+        znodes = await self._zk.get_each([f"{self._paths.pauses}/{name}" for name in names]) if names else []
         pauses: list[tuple[BookieId, Pause, Stat]] = []
         for name, znode in zip(names, znodes, strict=True):
-            if znode is not None:
+            if isinstance(znode, tuple):  # else it ended meanwhile, or this process may not read it
                 with suppress(DamagedError, InvalidRequestError):  # not ours
                     pauses.append((bookie_id(name), decode_pause(znode[0]), znode[1]))
         first_seen_s, self._first_seen_s = self._first_seen_s, {}
@@ -116,7 +116,7 @@ class BookiePauses:
         return found
 
     async def _sessions(self, bookie: BookieId) -> set[int]:
-        """The sessions in which the bookie is registered."""
+        """The sessions in which the bookie is registered, as far as this process may read its registrations."""
         paths = (f"{self._ledgers.available}/{bookie}", f"{self._ledgers.readonly}/{bookie}")
-        stats = [await self._zk.exists(path, fresh=True) for path in paths]
-        return {stat.ephemeral_owner for stat in stats if stat is not None}
+        found = await self._zk.get_each(paths, fresh=True)
+        return {znode[1].ephemeral_owner for znode in found if isinstance(znode, tuple)}

@@ -149,6 +149,10 @@ class Stat(NamedTuple):
     pzxid: int
 
 
+#: one znode of many that were read at once: its data and Stat, None if it is missing
+ReadResult = tuple[bytes, Stat] | NoRightsError | None
+
+
 # ---- operations of a multi ------------------------------------------------------------------------------------------
 
 
@@ -285,13 +289,14 @@ def decode_data(body: bytes) -> tuple[bytes, Stat]:
 
 
 def decode_many(paths: Sequence[str]) -> Decode:
-    """A decoder for the reply to a MultiReadRequest for these paths: data and Stat of each, None for a missing one.
+    """A decoder for the reply to a MultiReadRequest for these paths: data and Stat of each, None for a missing one,
+    NoRightsError for one that this session may not read.
 
     It raises any other error of a path, as ZnodeError or ConnectionLossError.
     """
 
-    def decode(body: bytes) -> list[tuple[bytes, Stat] | None]:
-        found: list[tuple[bytes, Stat] | None] = []
+    def decode(body: bytes) -> list[ReadResult]:
+        found: list[ReadResult] = []
         kind, done, _ = _MULTI.unpack_from(body)
         offset = _MULTI.size
         while not done:
@@ -301,9 +306,13 @@ def decode_many(paths: Sequence[str]) -> Decode:
             else:
                 (code,) = _ERROR.unpack_from(body, offset)
                 offset += _ERROR.size
-                if code != NoNodeError.zookeeper_code:
-                    raise error_of(code, paths[len(found)] if len(found) < len(paths) else "")
-                found.append(None)
+                path = paths[len(found)] if len(found) < len(paths) else ""
+                if code == NoNodeError.zookeeper_code:
+                    found.append(None)
+                elif code == NoRightsError.zookeeper_code:
+                    found.append(NoRightsError(path))
+                else:
+                    raise error_of(code, path)
             kind, done, _ = _MULTI.unpack_from(body, offset)
             offset += _MULTI.size
         if len(found) != len(paths):

@@ -41,8 +41,10 @@ from dlog.io.zookeeper_protocol import (
     MultiFailedError,
     NodeExistsError,
     NoNodeError,
+    NoRightsError,
     NotEmptyError,
     Op,
+    ReadResult,
     ZnodeError,
 )
 from dlog.machine import Conflict, Missing, Outcome, OutcomeUnknown, Versioned, unknown
@@ -303,7 +305,7 @@ class ZooKeeperStreams:
     async def heads(self, streams: Sequence[StreamName]) -> list[StreamHead | None]:
         """See StreamMetadataStore.stream_heads."""
         roots = [self._paths.root(stream) for stream in streams]
-        found = await self._zk.get_many([f"{root}/{name}" for root in roots for name in ("owner", "settings")])
+        found = await self._zk.get_each([f"{root}/{name}" for root in roots for name in ("owner", "settings")])
         return [_head(owner, settings) for owner, settings in zip(found[::2], found[1::2], strict=True)]
 
     async def run(self) -> None:
@@ -636,8 +638,8 @@ def _at_trim_point(segments: SegmentList, trim: int) -> tuple[SegmentList, Segme
     return segments.split(min(at, segments.index_of(first_open[0].number)) if first_open else at)
 
 
-def _head(owner: tuple[bytes, Stat] | None, settings: tuple[bytes, Stat] | None) -> StreamHead | None:
-    if owner is None:
+def _head(owner: ReadResult, settings: ReadResult) -> StreamHead | None:
+    if not isinstance(owner, tuple) or isinstance(settings, NoRightsError):
         return None
     try:
         chosen = _settings(settings)

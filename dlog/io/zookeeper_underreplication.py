@@ -9,7 +9,7 @@ Invariants:
 - A lock is a hint that saves work: it is an ephemeral znode, so it ends with its session, and two workers that repair
   one ledger do no harm (metadata changes by compare-and-set).
 - A lock that a lost reply or a cancelled call left in this session is taken over by this session's next `lock`.
-- Lists are read in pages; a mark that cannot be decoded does not hide the others.
+- Lists are read in pages; a mark that cannot be read or decoded does not hide the others.
 
 All calls raise MetadataUnavailableError. A cancelled call may still take effect.
 Source: BookKeeper `ZkLedgerUnderreplicationManager`.
@@ -60,11 +60,12 @@ class Underreplication:
 
 @dataclass(frozen=True, slots=True)
 class MarkedLedger:
-    """A ledger that lacks copies. mark: None if it cannot be decoded. version: of its znode."""
+    """A ledger that lacks copies. mark: None if it cannot be decoded, or if this process may not read it. version: of
+    its znode; None if this process may not read it."""
 
     ledger: LedgerId
     mark: Mark | None
-    version: int
+    version: int | None
 
 
 class ZooKeeperUnderreplication:
@@ -127,14 +128,17 @@ class ZooKeeperUnderreplication:
                 yield LedgerId(number)
 
     async def read(self, ledgers: Sequence[LedgerId]) -> list[MarkedLedger]:
-        """The marks of these ledgers, at most PAGE; those without a mark are left out."""
+        """The marks of these ledgers, at most PAGE; those without a mark are left out, not those whose mark this
+        process may not read."""
         assert len(ledgers) <= PAGE
         if not ledgers:
             return []
         paths = [self._paths.mark(ledger) for ledger in ledgers]
-        found = await self._zk.get_many(paths, fresh=True, like_bytes=_MARK_BYTES)
+        found = await self._zk.get_each(paths, fresh=True, like_bytes=_MARK_BYTES)
         return [
             MarkedLedger(ledger, _decoded(item[0]), item[1].version)
+            if isinstance(item, tuple)
+            else MarkedLedger(ledger, None, None)
             for ledger, item in zip(ledgers, found, strict=True)
             if item is not None
         ]
@@ -200,8 +204,8 @@ class ZooKeeperUnderreplication:
 
     async def complete(self, marked: MarkedLedger) -> bool:
         """Delete the mark of a locked ledger, which has its copies again. False: it was marked anew meanwhile, or the
-        lock was lost; the mark stays."""
-        if self._held.get(marked.ledger) != self._zk.generation:
+        lock was lost, or the mark could not be read; the mark stays."""
+        if marked.version is None or self._held.get(marked.ledger) != self._zk.generation:
             return False
         try:
             await self._zk.delete(self._paths.mark(marked.ledger), marked.version)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 import pytest
 from kazoo.client import KazooClient
-from kazoo.security import make_acl
+from kazoo.security import OPEN_ACL_UNSAFE, make_acl
 
 from dlog.errors import ClusterNotFoundError, ConfigError, Remedy, UnsupportedVersionError
+from dlog.events import Event, ZnodeNotReadable
 from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 from dlog.io.metadata import BookieInfo, ProxyInfo
+from dlog.io.metadata_contact import connection_events
 from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.io.zookeeper_protocol import NoRightsError, RequestTooLargeError
@@ -36,6 +39,7 @@ NAMESPACE = "/messaging/dlog"
 KEY = StreamKey(StreamName("orders"))
 R = f"{NAMESPACE}/orders/<default>"
 OWNER = Owner(epoch=Epoch(1), proxy=ProxyId("w1"), address="127.0.0.1:8001", claim="c1")
+UNREADABLE = [make_acl("world", "anyone", write=True, create=True, delete=True, admin=True)]
 LEDGER = LedgerMetadata(
     quorum=Quorum(), fragments=(Fragment(EntryId(0), (BookieId("a"), BookieId("b"), BookieId("c"))),)
 )
@@ -433,6 +437,47 @@ async def test_a_change_that_zookeeper_will_never_take_is_refused_and_not_unknow
     assert forbidden.value.remedy is Remedy.FIX and f"{R}/owner" in forbidden.value.message
     again = await metadata.read(KEY)
     assert isinstance(again, Versioned) and again.value == read.value
+
+
+async def test_a_registration_that_may_not_be_read_is_no_member_and_is_told_once(
+    metadata: ZooKeeperMetadata, kazoo: KazooClient, zookeeper_hosts: str
+) -> None:
+    await metadata.register_proxy(ProxyInfo(ProxyId("w1"), "write", "127.0.0.1:8001"))
+    await metadata.register_bookie(BookieInfo(BookieId("b:1"), "b", 1))
+    strangers = [f"{NAMESPACE}/.proxies/write/stranger", "/ledgers/available/h:1"]
+    for path in strangers:
+        kazoo.create(path, b"", acl=UNREADABLE)
+    async with await ZooKeeperMetadata.connect(zookeeper_hosts, NAMESPACE) as started_later:
+        told: list[Event] = []
+        for connected in (metadata, started_later):
+            with connection_events(connected, told.append):
+                for _ in range(2):
+                    members = await connected.members()
+                    assert set(members.write_proxies) == {ProxyId("w1")} and set(members.writable) == {BookieId("b:1")}
+    assert Counter(told) == Counter(2 * [ZnodeNotReadable(path) for path in strangers]), "once by each process"
+
+
+async def test_a_stream_that_may_not_be_read_hides_no_other_from_a_list_of_heads(
+    metadata: ZooKeeperMetadata, kazoo: KazooClient
+) -> None:
+    names = [StreamName(name) for name in ("orders", "other", "third")]
+    for name in names:
+        made = await metadata.compare_and_set(StreamKey(name), StreamMetadata(name=name, owner=OWNER), None)
+        assert isinstance(made, Versioned)
+    secret = [f"{NAMESPACE}/orders/<default>/owner", f"{NAMESPACE}/third/<default>/settings"]
+    for path in secret:
+        kazoo.set_acls(path, UNREADABLE)
+    told: list[Event] = []
+    with connection_events(metadata, told.append):
+        assert [head and head.owner for head in await metadata.stream_heads(names)] == [None, OWNER, None]
+        assert told == [ZnodeNotReadable(path) for path in secret]
+        with pytest.raises(NoRightsError):
+            await metadata.read(KEY)  # not a stream without an owner
+        kazoo.set_acls(secret[0], OPEN_ACL_UNSAFE)
+        assert [head and head.owner for head in await metadata.stream_heads(names)] == [OWNER, OWNER, None]
+        kazoo.set_acls(secret[0], UNREADABLE)
+        await metadata.stream_heads(names)
+    assert told == [ZnodeNotReadable(path) for path in (*secret, secret[0])]
 
 
 def ended_segment(number: int) -> Segment:

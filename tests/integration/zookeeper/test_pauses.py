@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.security import make_acl
 
 from dlog.errors import InvalidRequestError
 from dlog.io.zookeeper import ZooKeeper
@@ -19,6 +21,15 @@ pytestmark = pytest.mark.zookeeper
 PATHS = LedgerPaths()
 A, B = BookieId("127.0.0.1:3181"), BookieId("127.0.0.1:3182")
 OF_A = "/ledgers/underreplication/pausedBookies/127.0.0.1:3181"
+
+
+@pytest.fixture
+def kazoo(zookeeper_hosts: str) -> Iterator[KazooClient]:
+    client = KazooClient(hosts=zookeeper_hosts)
+    client.start()
+    yield client
+    client.stop()
+    client.close()
 
 
 @pytest.fixture
@@ -46,6 +57,16 @@ async def test_a_pause_is_seen_by_all_and_ended_by_request(zk: ZooKeeper, zookee
     await pauses.begin(A, 10)
     assert (await pauses.current())[A] <= 10, "the newest announcement counts"
     assert await pauses.end(A) and not await pauses.end(A)
+    assert set(await pauses.current()) == {B}
+
+
+async def test_a_pause_that_may_not_be_read_hides_no_other(zk: ZooKeeper, kazoo: KazooClient) -> None:
+    pauses = BookiePauses(zk, PATHS)
+    await pauses.begin(A, 300)
+    await pauses.begin(B, 300)
+    await register(zk, B)
+    for path in (OF_A, f"{PATHS.available}/{B}"):
+        kazoo.set_acls(path, [make_acl("world", "anyone", write=True, create=True, delete=True, admin=True)])
     assert set(await pauses.current()) == {B}
 
 

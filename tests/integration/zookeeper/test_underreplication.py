@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.security import OPEN_ACL_UNSAFE, make_acl
 
 from dlog.errors import DamagedError, UnsupportedVersionError
 from dlog.io.zookeeper import ZooKeeper
 from dlog.io.zookeeper_election import AuditorElection
 from dlog.io.zookeeper_layout import LedgerPaths
-from dlog.io.zookeeper_underreplication import ZooKeeperUnderreplication
+from dlog.io.zookeeper_underreplication import MarkedLedger, ZooKeeperUnderreplication
 from dlog.model.ids import BookieId, LedgerId
 from dlog.wire.underreplication import Mark
 
@@ -21,6 +22,7 @@ PATHS = LedgerPaths()
 ROOT = "/ledgers/underreplication"
 A, B = BookieId("127.0.0.1:3181"), BookieId("127.0.0.1:3182")
 ONE, FAR = LedgerId(1), LedgerId(39_7167_2560)
+UNREADABLE = [make_acl("world", "anyone", write=True, create=True, delete=True, admin=True)]
 MARK = f"{ROOT}/ledgers/0000/0000/0000/0001/urL0000000001"
 
 
@@ -163,6 +165,22 @@ async def test_a_mark_that_cannot_be_decoded_hides_no_other(
         await tree.mark(ONE, {A}, 6)
     summary = await tree.summary()
     assert (summary.ledgers, summary.oldest_ctime_ms, summary.bookies) == (2, 5, {A: 1, B: 1})
+
+
+async def test_a_mark_that_may_not_be_read_hides_no_other_and_is_not_deleted(
+    trees: list[ZooKeeperUnderreplication], kazoo: KazooClient
+) -> None:
+    tree = trees[0]
+    await tree.mark(ONE, {A}, 4)
+    await tree.mark(FAR, {A, B}, 5)
+    kazoo.set_acls(MARK, UNREADABLE)
+    found = [marked async for page in tree.pages() for marked in page]
+    assert [(marked.ledger, marked.mark) for marked in found] == [(ONE, None), (FAR, Mark((A, B), 5))]
+    assert (await tree.summary()).ledgers == 2
+    locked = await tree.lock(ONE)
+    assert locked == found[0] and not await tree.complete(locked)
+    kazoo.set_acls(MARK, OPEN_ACL_UNSAFE)
+    assert await tree.read([ONE]) == [MarkedLedger(ONE, Mark((A,), 4), 0)]
 
 
 async def test_marks_are_listed_from_any_id_on(trees: list[ZooKeeperUnderreplication]) -> None:

@@ -16,7 +16,7 @@ from dlog.io.stream_metadata import StreamVersion
 from dlog.io.stream_rechecks import STREAMS_AT_ONCE, StreamRechecks
 from dlog.io.zookeeper import Stat, ZooKeeper
 from dlog.io.zookeeper_layout import StreamPaths
-from dlog.io.zookeeper_protocol import ConnectionLossError, ZnodeError
+from dlog.io.zookeeper_protocol import ConnectionLossError, NoRightsError, ReadResult, ZnodeError
 from dlog.model.ids import Epoch, ProxyId, StreamName
 from dlog.model.segment import Owner, StreamMetadata
 from dlog.wire.stream_metadata import encode_number, encode_owner
@@ -36,6 +36,7 @@ class Server:
     def __init__(self) -> None:
         self.nodes: dict[str, tuple[bytes, Stat]] = {}
         self.asked: list[list[str]] = []
+        self.secret: set[str] = set()  # paths that may not be read
         self.before_answer: Callable[[], Awaitable[None]] | None = None
 
     def write(self, path: str, data: bytes, *, version: int = 0, mzxid: int = HEARD, pzxid: int = HEARD) -> None:
@@ -50,12 +51,12 @@ class Server:
     async def wait_connected(self) -> None:
         return
 
-    async def get_many(self, paths: Sequence[str], *, like_bytes: int) -> list[tuple[bytes, Stat] | None]:
+    async def get_each(self, paths: Sequence[str], *, like_bytes: int) -> list[ReadResult]:
         self.asked.append(list(paths))
         await asyncio.sleep(0)
         if self.before_answer is not None:
             await self.before_answer()
-        return [self.nodes.get(path) for path in paths]
+        return [NoRightsError(path) if path in self.secret else self.nodes.get(path) for path in paths]
 
 
 class Rig:
@@ -232,6 +233,15 @@ async def test_streams_that_may_not_be_read_are_told_of_and_hold_up_nobody() -> 
     async with rig.running():
         await rig.settle()
     assert rig.told == rig.streams[:STREAMS_AT_ONCE]
+
+
+async def test_a_stream_that_may_not_be_read_is_told_of_and_no_other() -> None:
+    rig = Rig(3)
+    rig.server.secret.add(rig.path("owner", 1))
+    rig.doubt()
+    async with rig.running():
+        await rig.settle()
+    assert rig.told == rig.streams[1:2]
 
 
 async def test_who_has_left_is_not_told() -> None:
