@@ -89,8 +89,8 @@ class ZooKeeper:
 
     Paths are absolute, below the chroot of the hosts string.
 
-    All calls raise ConnectionLossError (written, outcome unknown), NotConnectedError (not sent), ClosedError, or the
-    server's ZnodeError. A cancelled call may still take effect.
+    All calls raise ConnectionLossError (written, outcome unknown), NotConnectedError (not sent), ClosedError, the
+    server's ZnodeError, or ReplyTooLargeError (above 32 MiB). A cancelled call may still take effect.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 Invariants:
 - No request is sent twice.
 - When the connection ends, for any reason, every pending request fails at once with ConnectionLossError.
-- Frames are bounded in both directions.
+- Frames are bounded in both directions. A larger reply fails its own request only, and is not kept in memory.
 
 Sessions, retries and watches are in dlog/io/zookeeper.py. Of aiozk only the codec is used: its session and client
 classes retry writes that may have been carried out, and hang on a frozen server; see the decision record on the
@@ -58,6 +58,14 @@ class NotConnectedError(MetadataUnavailableError):
 
 class RequestTooLargeError(InvalidRequestError):
     """The request exceeds what a ZooKeeper server accepts (1 MiB); it was not sent."""
+
+
+class ReplyTooLargeError(MetadataUnavailableError):
+    """The server's reply exceeds what a client of ours accepts (32 MiB): it was dropped. The server carried out the
+    request."""
+
+    remedy = Remedy.FIX
+    next_step = "delete znodes below this path that are no longer needed"
 
 
 class ZnodeError(MetadataUnavailableError):
@@ -421,6 +429,7 @@ class Connection(asyncio.Protocol):
         self._on_event = on_event
         self._transport: asyncio.Transport | None = None
         self._in = bytearray()
+        self._skipping = 0  # bytes still to come of a reply that is too large
         self._out: list[bytes] = []
         self._handshake: asyncio.Future[Any] | None = None
         self._pending: dict[int, _Call] = {}
@@ -538,22 +547,32 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.last_received_s = self._loop.time()
-        self._in += data
+        if self._skipping >= len(data):
+            self._skipping -= len(data)
+            return
+        self._in += memoryview(data)[self._skipping :]
+        self._skipping = 0
         offset = 0
         while len(self._in) - offset >= _SIZE.size:
             (size,) = _SIZE.unpack_from(self._in, offset)
-            if not 0 <= size <= REPLY_BYTES_MAX:
+            begin = offset + _SIZE.size
+            end = begin + size
+            is_too_large = size > REPLY_BYTES_MAX
+            if size < 0 or (is_too_large and not self._is_shaken):
                 self.drop(f"bad frame size={size}")
                 return
-            end = offset + _SIZE.size + size
-            if len(self._in) < end:
+            if len(self._in) < (begin + _HEADER.size if is_too_large else end):
                 break
-            frame = bytes(memoryview(self._in)[offset + _SIZE.size : end])
-            offset = end
-            try:
-                self._take(frame)
-            except (struct.error, UnicodeDecodeError) as error:
-                self.drop(f"bad frame: {error}")
+            offset = min(end, len(self._in))
+            if is_too_large:
+                self._skipping = end - offset
+                self._refuse(begin, size)
+            else:
+                frame = bytes(memoryview(self._in)[begin:end])
+                try:
+                    self._take(frame)
+                except (struct.error, UnicodeDecodeError) as error:
+                    self.drop(f"bad frame: {error}")
             if self.is_closed:
                 return
         del self._in[:offset]
@@ -578,6 +597,32 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and not self.is_closed:
             self._transport.write(b"".join(out))
 
+    @property
+    def _is_shaken(self) -> bool:
+        return self._handshake is None or self._handshake.done()
+
+    def _refuse(self, at: int, size: int) -> None:
+        """Fail the request of a reply of `size` bytes, whose header is at `at`."""
+        xid, zxid, code = _HEADER.unpack_from(self._in, at)
+        call = self._answered(xid, zxid)
+        if call is not None:
+            limits = f"bytes={size} limit_bytes={REPLY_BYTES_MAX}"
+            too_large = ReplyTooLargeError(f"ZooKeeper's reply is too large: path={call.path} {limits}")
+            call.done(None, error_of(code, call.path) if code else too_large)
+
+    def _answered(self, xid: int, zxid: int) -> _Call | None:
+        """Take the request that a reply answers out of the pending ones; None: there is none, the connection is
+        dropped."""
+        if zxid > self.last_zxid:
+            self.last_zxid = zxid
+        queue = self._special.get(xid)
+        call = (queue.popleft() if queue else None) if queue is not None else self._pending.pop(xid, None)
+        if call is None:
+            self.drop(f"reply without a request: xid={xid}")
+        else:
+            self.last_answered_s = max(self.last_answered_s, call.sent_s)
+        return call
+
     def _take(self, frame: bytes) -> None:
         if self._handshake is not None and not self._handshake.done():
             self._handshake.set_result(protocol.ConnectResponse.deserialize(frame))
@@ -591,14 +636,9 @@ class Connection(asyncio.Protocol):
             elif event.state in (protocol.WatchEvent.SESSION_EXPIRED, protocol.WatchEvent.DISCONNECTED):
                 self.drop(f"server reported state={event.state}")
             return
-        if zxid > self.last_zxid:
-            self.last_zxid = zxid
-        queue = self._special.get(xid)
-        call = (queue.popleft() if queue else None) if queue is not None else self._pending.pop(xid, None)
+        call = self._answered(xid, zxid)
         if call is None:
-            self.drop(f"reply without a request: xid={xid}")
             return
-        self.last_answered_s = max(self.last_answered_s, call.sent_s)
         if code:
             call.done(None, error_of(code, call.path))
             return
