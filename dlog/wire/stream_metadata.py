@@ -13,7 +13,8 @@ is the one that it was moved from, or -1; if it was moved from another store, th
 Java refuses such a string, as it must. The znodes `owner` and `settings` are JSON objects; unknown
 keys are ignored. `sinks`, which exists once a sink has written, is a JSON object too: a sink's name and
 `[epoch, query, batch, [segment, entry] or null]` (dlog/model/sink.py).
-Every fault is a DamagedError, a newer format an UnsupportedVersionError.
+Every fault is a DamagedError, a newer format an UnsupportedVersionError. A number that could not be decoded again, as
+the one after the largest, is not encoded: DamagedError too, since only a damaged znode leads to it.
 Source: DistributedLog, LogSegmentMetadata, BKDLConfig, DLMetadata.
 """
 
@@ -42,6 +43,9 @@ _VERSIONS = range(2, VERSION + 1)
 _INTEGER = re.compile(r"-?[0-9]{1,19}\Z", re.ASCII)
 _NAME = re.compile(r"(inprogress|logrecs)_([0-9]{18})\Z", re.ASCII)
 INCARNATION_NAME = re.compile(r"[0-9A-Za-z]{1,64}\Z", re.ASCII)
+_NUMBERS_END = 2**63
+_SEGMENTS_END = 10**18  # a segment's number has 18 digits in its znode's name
+_RECORDS_END = 2**32
 _TAIL = {2: 0, 3: 2, 4: 2, 5: 3}
 _LEDGER = "ledger"
 
@@ -67,14 +71,18 @@ def parse_segment_name(name: str) -> tuple[bool, SegmentNumber] | None:
 
 
 def encode_segment(segment: Segment) -> bytes:
-    """Data of the segment's znode, in the segment's own format version (5 for new segments)."""
+    """Data of the segment's znode, in the segment's own format version (5 for new segments). Raises DamagedError."""
     version = segment.version
     assert version in _VERSIONS, "segments have versions 2 to 5"
+    _check_bound("segment number", segment.number, _SEGMENTS_END)
+    _check_bound("start sequence id", segment.start_sequence_id, _NUMBERS_END)
+    _check_bound("record count", segment.record_count, _RECORDS_END)
     f0 = version | segment.truncation << 8 | segment.region << 28
     ledgers = [at.name for at in segment.locations if at.store == _LEDGER]
     ledger = ledgers[0] if ledgers else "-1"
     if segment.completed:
         f0 |= segment.record_count << 32
+        f0 -= (f0 >> 63) << 64  # a signed number of 64 bits
         fields: list[object] = [f0, ledger, segment.first_txid, segment.last_txid, segment.completed_unix_ms]
         fields += [segment.number, segment.last_entry, segment.last_slot]
     else:
@@ -136,7 +144,8 @@ def decode_segment(name: str, data: Buffer) -> Segment:
 
 
 def encode_number(value: int) -> bytes:
-    """Data of R/maxtxid, R/ledgers and R/allocation."""
+    """Data of R/maxtxid, R/ledgers and R/allocation. Raises DamagedError."""
+    _check_bound("number", value, _NUMBERS_END)
     return str(value).encode()
 
 
@@ -216,7 +225,9 @@ def decode_binding(data: Buffer) -> Binding:
 
 def encode_owner(owner: Owner, incarnation: str = "", trim: int = 0) -> bytes:
     """Data of R/owner. incarnation: id, as in `R/life-<incarnation>`; "" is not written. trim: first readable segment,
-    while znodes of earlier segments exist; 0 is not written."""
+    while znodes of earlier segments exist; 0 is not written. Raises DamagedError."""
+    _check_bound("owner epoch", owner.epoch, _NUMBERS_END)
+    _check_bound("trim point", trim, _NUMBERS_END)
     fields = {
         "epoch": owner.epoch,
         "proxy": owner.proxy,
@@ -234,7 +245,7 @@ def decode_owner(data: Buffer) -> Owner:
         return Owner()
     found = _object(_text(data), "owner")
     epoch = _typed(found, "epoch", int, 0)
-    if not 0 <= epoch < 2**63:
+    if not 0 <= epoch < _NUMBERS_END:
         raise DamagedError(f"owner has an epoch out of range: epoch={str(epoch)[:40]}")
     return Owner(
         epoch=Epoch(epoch),
@@ -257,7 +268,7 @@ def decode_incarnation(data: Buffer) -> str:
 def decode_trim(data: Buffer) -> int:
     """The number of the first readable segment in R/owner; 0 if there is none. Raises DamagedError."""
     trim = _typed(_object(_text(data), "owner"), "trim", int, 0) if data else 0
-    if not 0 <= trim < 2**63:
+    if not 0 <= trim < _NUMBERS_END:
         raise DamagedError(f"owner has a trim point out of range: trim={str(trim)[:40]}")
     return trim
 
@@ -313,7 +324,8 @@ def settings_from_map(values: Mapping[str, Any], base: StreamSettings, of_store:
 
 
 def encode_settings(settings: StreamSettings) -> bytes:
-    """Data of R/settings. The version is written once they were altered."""
+    """Data of R/settings. The version is written once they were altered. Raises DamagedError."""
+    _check_bound("settings version", settings.version, _NUMBERS_END)
     return _json(settings_to_map(settings) | ({"version": settings.version} if settings.version else {}))
 
 
@@ -328,7 +340,7 @@ def _settings(data: bytes, of_store: OfStore) -> StreamSettings:
     """Cached, since most streams of a cluster have equal settings."""
     found = _object(_text(data), "settings") if data else {}
     version = found.pop("version", 0)
-    if type(version) is not int or not 0 <= version < 2**63:
+    if type(version) is not int or not 0 <= version < _NUMBERS_END:
         raise DamagedError(f"settings have a version out of range: version={str(version)[:40]}")
     try:
         settings = settings_from_map(found, StreamSettings(), of_store)
@@ -358,6 +370,15 @@ def _decode_sink(name: str, fields: Any) -> SinkRecord:
     except (TypeError, ValueError, IndexError, KeyError):
         pass
     raise DamagedError(f"record of a sink cannot be decoded: sink={name[:40]!r} found={str(fields)[:80]!r}")
+
+
+def _check_bound(what: str, value: int, end: int) -> None:
+    """Raise DamagedError for a number that is `end` or higher: it was counted up from one in a damaged znode."""
+    if value >= end:
+        raise DamagedError(
+            f"the {what} is too large to be stored, a znode of the stream is damaged: "
+            f"restore it from a backup, or correct its number: value={value} limit={end - 1}"
+        )
 
 
 def _count(value: Any) -> int:

@@ -13,7 +13,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import OPEN_ACL_UNSAFE, make_acl
 
-from dlog.errors import ClusterNotFoundError, ConfigError, Remedy, UnsupportedVersionError
+from dlog.errors import ClusterNotFoundError, ConfigError, DamagedError, Remedy, UnsupportedVersionError
 from dlog.events import Event, ZnodeNotReadable
 from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 from dlog.io.metadata import BookieInfo, ProxyInfo
@@ -29,7 +29,7 @@ from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata, LedgerState
 from dlog.model.location import DEFAULT_LOCATION, NetworkLocation
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
-from dlog.wire.stream_metadata import decode_segment, encode_segment
+from dlog.wire.stream_metadata import decode_segment, encode_owner, encode_segment
 from tests.deleting import delete_stream
 from tests.integration.zookeeper.toxic import Toxic
 
@@ -437,6 +437,27 @@ async def test_a_change_that_zookeeper_will_never_take_is_refused_and_not_unknow
     assert forbidden.value.remedy is Remedy.FIX and f"{R}/owner" in forbidden.value.message
     again = await metadata.read(KEY)
     assert isinstance(again, Versioned) and again.value == read.value
+
+
+async def test_a_number_that_could_not_be_read_again_is_not_written(
+    metadata: ZooKeeperMetadata, kazoo: KazooClient
+) -> None:
+    made = await metadata.compare_and_set(KEY, StreamMetadata(name=KEY.stream, owner=OWNER), None)
+    assert isinstance(made, Versioned)
+    last = encode_owner(replace(OWNER, epoch=Epoch(2**63 - 1)), made.value.incarnation)
+    kazoo.set(f"{R}/owner", last)
+    kazoo.set(f"{R}/ledgers", str(10**18).encode())
+    read = await metadata.read(KEY)
+    assert isinstance(read, Versioned)
+    claimed = replace(read.value, owner=replace(OWNER, epoch=Epoch(read.value.owner.epoch + 1)))
+    with pytest.raises(DamagedError, match="the owner epoch is too large to be stored"):
+        await metadata.compare_and_set(KEY, claimed, read.version)
+    number = read.value.next_number()
+    with pytest.raises(DamagedError, match="the segment number is too large to be stored"):
+        started = read.value.with_segment(Segment(number=number, name="7", first_txid=Txid(1)))
+        await metadata.compare_and_set(KEY, started, read.version)
+    assert data(kazoo, f"{R}/owner") == last and kazoo.get_children(f"{R}/ledgers") == []
+    assert await metadata.read(KEY) == read
 
 
 async def test_a_registration_that_may_not_be_read_is_no_member_and_is_told_once(

@@ -57,7 +57,7 @@ def segments(draw: st.DrawFn) -> Segment:
         last_txid=Txid(draw(I63)) if completed else NO_TXID,
         last_entry=EntryId(draw(st.integers(-1, 2**62))) if completed else NO_ENTRY,
         last_slot=draw(st.integers(-1, 2**31)) if completed else -1,
-        record_count=draw(st.integers(0, 2**31 - 1)) if completed else 0,
+        record_count=draw(st.integers(0, 2**32 - 1)) if completed else 0,
         completed_unix_ms=draw(I63) if completed else 0,
         truncation=draw(st.sampled_from(Truncation)),
         min_entry=EntryId(draw(I63)) if version > 2 else EntryId(0),
@@ -124,12 +124,26 @@ def test_what_is_no_segment_name_is_not_parsed(name: str) -> None:
         decode_segment(name, b"5;9;1000;1;0;0;-1")
 
 
+LAST = Segment(number=SegmentNumber(10**18 - 1), name="7", first_txid=Txid(0), start_sequence_id=2**63 - 1)
+
+
+@pytest.mark.parametrize("field", ["number", "start_sequence_id", "record_count"])
+def test_a_segment_with_a_number_that_could_not_be_read_back_is_not_written(field: str) -> None:
+    last = replace(LAST, completed=True, record_count=2**32 - 1, last_txid=Txid(0), last_entry=EntryId(0), last_slot=0)
+    assert decode_segment(segment_name(last), encode_segment(last)) == last
+    beyond = replace(last, **{field: getattr(last, field) + 1})
+    with pytest.raises(DamagedError, match=f"too large to be stored.* value={getattr(beyond, field)} limit="):
+        encode_segment(beyond)
+
+
 def test_numbers() -> None:
     for number in (0, 1, -1, 2**63 - 1):
         assert decode_number(encode_number(number), "maxtxid") == number
     for data in (b"", b"x", b"1 ", b"1\n", b"\xff", b"9" * 20):
         with pytest.raises(DamagedError, match=r"maxtxid|not text"):
             decode_number(data, "maxtxid")
+    with pytest.raises(DamagedError, match="the number is too large to be stored"):
+        encode_number(2**63)
 
 
 # ---- binding --------------------------------------------------------------------------------------------------------
@@ -184,6 +198,19 @@ def test_an_owner_reads_back_whatever_else_is_there() -> None:
     assert decode_owner(encode_owner(OWNER)) == OWNER
     assert decode_owner(json.dumps(json.loads(encode_owner(OWNER)) | {"later": [1]}).encode()) == OWNER
     assert decode_owner(b"") == decode_owner(b"{}") == Owner()
+
+
+def test_an_epoch_or_version_that_could_not_be_read_back_is_not_written() -> None:
+    last = replace(OWNER, epoch=Epoch(2**63 - 1))
+    assert decode_owner(encode_owner(last, "1f", 2**63 - 1)) == last
+    with pytest.raises(DamagedError, match="the owner epoch is too large to be stored"):
+        encode_owner(replace(last, epoch=Epoch(last.epoch + 1)))
+    with pytest.raises(DamagedError, match="the trim point is too large to be stored"):
+        encode_owner(last, "1f", 2**63)
+    altered = replace(SETTINGS, version=2**63 - 1)
+    assert stored(encode_settings(altered)) == altered
+    with pytest.raises(DamagedError, match="the settings version is too large to be stored"):
+        encode_settings(replace(altered, version=altered.version + 1))
 
 
 def test_a_life_stands_beside_the_owner() -> None:
