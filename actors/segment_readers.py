@@ -1,7 +1,8 @@
 """Keeps segment readers of one stream open: one per segment, a few at a time, the least recently used closed first.
 
 Invariants:
-- a reader is closed while in use only after it was dropped; the error it then raises is retryable.
+- a reader is closed while in use only after it was dropped; the error it then raises is retryable;
+- a dropped reader is closed, also if closing another one fails or an `open` is cancelled while it closes some.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 
 from dlog.log.source_messages import Locate, Located
 from dlog.model.ids import EntryId, StreamName
@@ -105,10 +107,12 @@ class SegmentReaders:
             self._dropped.append(reader)
 
     async def close(self) -> None:
-        """Close all readers."""
+        """Close all readers, also if closing one fails: then the error is raised at the end."""
         for key in tuple(self._open):
             self.drop(key)
-        await self._close_dropped()
+        async with AsyncExitStack() as stack:
+            while self._dropped:
+                stack.push_async_callback(self._dropped.pop().close)
 
     def _store(self, segment: Segment) -> SegmentStore:
         store = self._stores.get(segment.store)
@@ -120,6 +124,11 @@ class SegmentReaders:
         return SegmentRef(self._stream, segment.number, segment.name)
 
     async def _close_dropped(self) -> None:
-        dropped, self._dropped = self._dropped, []
-        for reader in dropped:
-            await reader.close()
+        """Close dropped readers. If it is cancelled or closing one fails, the next call closes the rest."""
+        while self._dropped:
+            reader = self._dropped.pop()
+            try:
+                await reader.close()
+            except asyncio.CancelledError:
+                self._dropped.append(reader)  # it may be open still
+                raise

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from actors.segment_readers import SegmentReaders, segment_key
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Segment
-from dlog.stores.contract import SegmentRef
+from dlog.stores.contract import SegmentRef, StoreUnavailableError
 from tests.memory_store import MemoryReader, MemoryStore
 
 STREAM = StreamName("orders")
@@ -22,6 +24,9 @@ class Gated(MemoryStore):
         self.asked = asyncio.Semaphore(0)
         self.opened: list[MemoryReader] = []
         self.closed: list[MemoryReader] = []
+        self.closing = asyncio.Semaphore(0)
+        self.stuck: list[MemoryReader] = []  # closing them takes for ever
+        self.broken: list[MemoryReader] = []  # closing them fails
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> MemoryReader:
         self.asked.release()
@@ -31,6 +36,11 @@ class Gated(MemoryStore):
         close = reader.close
 
         async def noted() -> None:
+            self.closing.release()
+            if reader in self.stuck:
+                await asyncio.Event().wait()
+            if reader in self.broken:
+                raise StoreUnavailableError("closing failed")
             self.closed.append(reader)
             await close()
 
@@ -55,3 +65,50 @@ async def test_a_reader_that_is_dropped_while_it_is_opened_is_closed_like_any_ot
     await readers.close()
     assert len(store.opened) == 2
     assert set(map(id, store.closed)) == set(map(id, store.opened))
+
+
+async def dropped(store: Gated, count: int) -> tuple[SegmentReaders, Segment]:
+    """Readers of which `count` were dropped, and a segment that is not open."""
+    store.gate.set()
+    segments = []
+    for number in range(1, count + 2):
+        writer = await store.create(STREAM, SegmentNumber(number), Epoch(1), ())
+        segments.append(Segment(number=SegmentNumber(number), name=writer.name, store="memory", first_txid=Txid(0)))
+    readers = SegmentReaders(STREAM, {"memory": store})
+    for segment in segments[:count]:
+        await readers.open(segment)
+    for segment in segments[:count]:
+        readers.drop(segment_key(segment))
+    return readers, segments[count]
+
+
+@pytest.mark.parametrize("which", range(3))
+async def test_readers_are_closed_though_an_open_is_cancelled_while_it_closes_them(which: int) -> None:
+    store = Gated()
+    readers, segment = await dropped(store, 3)
+    store.stuck.append(store.opened[which])
+    async with asyncio.timeout(90), asyncio.TaskGroup() as tasks:
+        opening = tasks.create_task(readers.open(segment))
+        for _ in range(3 - which):  # the last one dropped is closed first
+            await store.closing.acquire()
+        opening.cancel()
+    store.stuck.clear()
+    await readers.close()
+    assert set(map(id, store.closed)) == set(map(id, store.opened))
+
+
+@pytest.mark.parametrize("which", range(3))
+async def test_readers_are_closed_though_closing_one_fails(which: int) -> None:
+    store = Gated()
+    readers, segment = await dropped(store, 3)
+    store.broken.append(store.opened[which])
+    with pytest.raises(StoreUnavailableError):
+        await readers.open(segment)
+    await readers.open(segment)
+    assert set(map(id, store.closed)) == set(map(id, store.opened[:3])) - {id(store.opened[which])}
+    store.broken.append(store.opened[3])
+    other = (await dropped(store, 0))[1]
+    await readers.open(other)
+    with pytest.raises(StoreUnavailableError):
+        await readers.close()
+    assert len(store.opened) == 5 and len(store.closed) == 3
