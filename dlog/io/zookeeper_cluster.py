@@ -20,7 +20,9 @@ from dlog.errors import (
     MetadataUnavailableError,
     UnsupportedVersionError,
 )
+from dlog.hostport import join_host_port
 from dlog.io.zookeeper import Create, Set, ZooKeeper
+from dlog.io.zookeeper_hosts import split_hosts
 from dlog.io.zookeeper_layout import (
     LAYOUT,
     LAYOUT_FACTORY,
@@ -95,13 +97,13 @@ async def cluster_init(
 
 
 def binding_of(hosts: str, ledgers_root: str) -> Binding:
-    """The binding of a namespace of this cluster. For Java clients a chroot of the hosts is part of the path."""
-    servers, slash, chroot = hosts.partition("/")
-    servers = servers.replace(";", ",")
-    root = f"/{chroot.strip('/')}{ledgers_root}" if slash and chroot.strip("/") else ledgers_root
+    """The binding of a namespace of this cluster. For Java clients a chroot of the hosts is part of the path. Raises
+    ConfigError."""
+    addresses, chroot = split_hosts(hosts)
+    servers = ",".join(join_host_port(host, port) for host, port in addresses)
     return Binding(
         bookkeeper_zookeeper=servers,
-        ledgers_path=root,
+        ledgers_path=chroot + ledgers_root,
         sanity_check_txid=False,
         encode_region=False,
         bookkeeper_zookeeper_readers=servers,
