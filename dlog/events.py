@@ -354,8 +354,8 @@ class ProcessConfigured(Event):
 
 @value
 class VariablesIgnored(Event):
-    """Environment variables `DLOG_*` that match no option: misspelt, or set by Kubernetes for a service called
-    `dlog-...`.
+    """Environment variables `DLOG_*` that match no option: misspelt, or set by Kubernetes for a service, or by Docker
+    for a linked container, called `dlog-...`.
     """
 
     name: ClassVar[str] = "process.variables_ignored"

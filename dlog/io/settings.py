@@ -39,9 +39,15 @@ _OTHERS = frozenset(
         "DLOG_ZOOKEEPER_JARS",
     }
 )
-#: variables that Kubernetes sets in each pod for each service of its namespace, as DLOG_WRITE_PORT=tcp://10.0.0.1:8001
-_LINK = re.compile(r"_SERVICE_HOST\Z|_SERVICE_PORT(_\w+)?\Z|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?\Z")
-_LINK_ADDRESS = re.compile(r"(tcp|udp|sctp)://\S+:\d+\Z")
+#: variables that Kubernetes sets in each pod for each service of its namespace, and Docker in each container for those
+#: that are linked to it, as DLOG_WRITE_PORT=tcp://10.0.0.1:8001
+_LINK = re.compile(
+    r"_SERVICE_HOST\Z|_SERVICE_PORT(_\w+)?\Z"
+    r"|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|ADDR|(PORT_)?(START|END)|PORT))?\Z"
+    r"|_ENV_.+\Z"
+)
+#: variables that are such ones if they have such a value: Docker's _NAME is /CONTAINER/ALIAS
+_LINK_VALUES = {"_PORT": re.compile(r"(tcp|udp|sctp)://\S+:\d+\Z"), "_NAME": re.compile(r"/[^/\s]+/[^/\s]+\Z")}
 
 HELD = "DLOG_HELD"  # environment variable of a process started early: it waits for a byte on stdin (process.py)
 
@@ -138,8 +144,9 @@ def _hint(key: str, names: set[str]) -> str:
 
 
 def _is_service_link(variable: str, text: str) -> bool:
-    is_address = variable.endswith("_PORT") and _LINK_ADDRESS.match(text)
-    return bool(is_address or _LINK.search(variable))
+    """Whether Kubernetes or Docker set this variable, as far as its name and value say."""
+    has_value = any(variable.endswith(end) and value.match(text) for end, value in _LINK_VALUES.items())
+    return has_value or _LINK.search(variable) is not None
 
 
 def _shown(name: str, value: Any) -> Any:

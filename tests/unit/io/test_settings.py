@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import pkgutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import actors
+import dlog
+import proxies
 from dlog.errors import ConfigError
 from dlog.io.settings import SECTIONS, configured, ignored_variables, load
 from dlog.options import option
@@ -118,6 +125,58 @@ def test_variables_of_a_kubernetes_service_are_no_options(section: str, more: st
     assert load(Options, section, None, {}, environ={**environ, f"{prefix}PORT": "7"}).port == 7
     with pytest.raises(ConfigError, match="PROT"):
         load(Options, section, None, {}, environ={**environ, f"{prefix}PROT": "7"})
+
+
+def docker_links(alias: str, port: int) -> dict[str, str]:
+    """The variables that Docker sets in a container for one that is linked under `alias`."""
+    prefix = alias.upper().replace("-", "_")
+    each = f"{prefix}_PORT_{port}_TCP"
+    return {
+        f"{prefix}_NAME": f"/web/{alias}",
+        f"{prefix}_PORT": f"tcp://172.17.0.5:{port}",
+        each: f"tcp://172.17.0.5:{port}",
+        f"{each}_PROTO": "tcp",
+        f"{each}_PORT": str(port),
+        f"{each}_ADDR": "172.17.0.5",
+        f"{each}_START": f"tcp://172.17.0.5:{port}",
+        f"{each}_END": f"tcp://172.17.0.5:{port + 9}",
+        f"{each}_PORT_START": str(port),
+        f"{each}_PORT_END": str(port + 9),
+        f"{prefix}_ENV_PATH": "/usr/bin:/bin",
+        f"{prefix}_ENV_DLOG_WRITE_PORT": "8001",
+        f"{prefix}_ENV_a.b": "",
+    }
+
+
+@pytest.mark.parametrize("section", sorted(SECTIONS))
+@pytest.mark.parametrize("more", ["", "-1"])
+def test_variables_of_a_linked_container_are_no_options(section: str, more: str) -> None:
+    environ = docker_links(f"dlog-{section}{more}", 7000)
+    assert load(Options, section, None, {}, environ=environ) == Options()
+    assert ignored_variables(environ) == tuple(sorted(environ))
+    prefix = f"DLOG_{section.upper()}_"
+    for name, text in (("NAME", "web"), ("NAME", "/web"), ("ENV", "x"), ("PORT_7000_TCP_HOST", "x")):
+        with pytest.raises(ConfigError, match=name):
+            load(Options, section, None, {}, environ={**environ, prefix + name: text})
+
+
+def test_no_option_has_the_name_of_a_link() -> None:
+    """An option with such a name would be ignored in the environment."""
+    for package in (dlog, actors, proxies):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if module.name.endswith((".options", ".server", ".serving")):
+                importlib.import_module(module.name)
+    kinds = [
+        kind
+        for name, module in sys.modules.items()
+        if name.partition(".")[0] in ("dlog", "actors", "proxies")
+        for kind in vars(module).values()
+        if isinstance(kind, type) and kind.__name__.endswith("Options") and dataclasses.is_dataclass(kind)
+    ]
+    names = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    assert {"port", "upload_bytes", "topics", "journal_dirs"} <= names
+    taken = {name for name in names if ignored_variables({f"DLOG_WRITE_{name.upper()}": "7"})}
+    assert taken == set()
 
 
 def test_a_variable_of_no_role_is_told_and_those_of_ours_are_not() -> None:
