@@ -268,7 +268,7 @@ async def test_what_a_former_owner_remembers_of_the_tail_is_not_shown(epoch: int
             return StreamStat(Epoch(1), "serving", SegmentNumber(1), EntryId(3), of(1, 3, 0), 4, 40, 1)
 
     metadata = MemoryMetadata()
-    value = StreamMetadata(name=NAME, segments=(segment(1),), owner=Owner(epoch=Epoch(epoch), proxy="p", claim="c"))
+    value = StreamMetadata(name=NAME, segments=(segment(1),), owner=Owner(epoch=Epoch(epoch)))
     assert isinstance(await metadata.compare_and_set(KEY, value, None), Versioned)
     proxy = Proxy(metadata, owned=Owning())
     description = await proxy.admin.stat(NAME)
