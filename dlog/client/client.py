@@ -196,8 +196,13 @@ class Client:
         later records are not sent any more, and the error is raised when the outcome of every record taken is known.
         `error.fates` lists, for the records not passed to `on_written`, whether they are written (and where), not
         written, or unknown (see dlog.Fate; `index` counts `payloads` from 0). If `error.outcome_unknown` is False, none
-        of these is in the log, and all may be sent again. Cancelling stops taking records; those taken are still
-        written.
+        of these is in the log, and all may be sent again.
+
+        After an exception of `payloads`, or a record that is refused (RecordTooLargeError, InvalidRequestError), the
+        records before it are still written, then it is raised; if one of these fails, that error is raised instead. An
+        exception of `payloads` or `on_written` that is no DLogError is raised unchanged, with a note of how many
+        records are written (a pipeline has their `fates` then, too). Cancelling stops taking records; those taken are
+        still written.
         """
         summary = AppendSummary()
 
@@ -208,14 +213,18 @@ class Client:
                 on_written(batch)
 
         pipeline = self.pipeline(stream, written)
-        if isinstance(payloads, AsyncIterable):
-            async for payload in payloads:
-                while not pipeline.append_nowait(payload):
-                    await pipeline.room()
-        else:
-            for payload in payloads:
-                while not pipeline.append_nowait(payload):
-                    await pipeline.room()
+        try:
+            if isinstance(payloads, AsyncIterable):
+                async for payload in payloads:
+                    while not pipeline.append_nowait(payload):
+                        await pipeline.room()
+            else:
+                for payload in payloads:
+                    while not pipeline.append_nowait(payload):
+                        await pipeline.room()
+        except Exception as error:  # of `payloads`, about one of them, or the pipeline's
+            await pipeline.finish_after(error)
+            raise
         await pipeline.drain()
         return summary
 

@@ -58,6 +58,7 @@ class Pipeline:
         self._cause: Exception | None = None  # why the first record in order failed
         self._fates: list[Fate] = []  # of the records from that one on
         self._failure: Exception | None = None  # set when all fates are known; every later call raises it
+        self._has_raised = False  # a call has raised it
         self._waiting: list[asyncio.Future[None]] = []  # woken after each reply
 
     async def __aenter__(self) -> Pipeline:
@@ -152,6 +153,22 @@ class Pipeline:
             await self._news()
         await self._wait_fates()
 
+    # ---- called by `append_many` -------------------------------------------------------------------------------------
+
+    async def finish_after(self, error: Exception) -> None:
+        """After `error` of a call of this pipeline, or of the source of its records: wait until all records appended
+        before it are written and reported.
+
+        If one of them fails, or `on_written` raises, raises that failure. Otherwise raises a copy of a DLogError which
+        says so, and returns if `error` is another one, with a note. Cancelling stops the wait only.
+        """
+        if self._has_raised:
+            return  # `error` is the failure
+        await self.drain()
+        failure = failure_of(error, self._reported, ())
+        if failure is not error:
+            raise failure from error
+
     # ---- called by the queue (BatchBorrower) -------------------------------------------------------------------------
 
     def lend(self, slot: int, take: Callable[[bytes], None], bytes_max: int) -> BatchListener:
@@ -240,6 +257,7 @@ class Pipeline:
     def _check(self) -> None:
         failure = self._failure
         if failure is not None:
+            self._has_raised = True
             # an exception of the user's callback is raised unchanged
             raise to_raise(failure) if isinstance(failure, DLogError) else failure
 

@@ -90,8 +90,9 @@ class SyncClient:
         on_written: Callable[[BatchResult], None] | None = None,
     ) -> AppendSummary:
         """As `Client.append_many`. `payloads` is iterated and `on_written` called in the calling thread: both may use
-        this client. An exception in either ends the call and is raised; records already buffered are still written.
-        Iterated records after the last one in `error.fates` were not buffered.
+        this client. After an exception in either, the records already iterated are still written, then it is raised;
+        after one in `on_written`, `error.fates` tells where they are. If a record fails, iterated ones after the last
+        one in `error.fates` were not buffered. KeyboardInterrupt is raised at once.
         """
         running = self._running()
         running.check()

@@ -3,7 +3,8 @@
 Invariants:
 - the user's code (iterable, `on_written`) runs only in the user's thread, so it may use any client, this one included;
 - each record is passed on at once, never held back to fill a chunk;
-- the user's thread waits while more than HANDED_BYTES_MAX bytes are passed on but not yet appended.
+- the user's thread waits while more than HANDED_BYTES_MAX bytes are passed on but not yet appended;
+- an exception of the user's code is raised when the outcome of every record passed on is known.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from queue import SimpleQueue
 
 from dlog.client.batch import SLOT_BYTES, BatchResult
 from dlog.client.check import checked_payload
+from dlog.client.fate import Fate, Outcome, failure_of
 from dlog.client.pipeline import Pipeline
-from dlog.errors import ClosedError
+from dlog.errors import ClosedError, DLogError
 
 HANDED_BYTES_MAX = 1024 * 1024
 
@@ -41,40 +43,70 @@ class Feed:
         self._is_over = False  # the loop has ended
         self._more = asyncio.Event()
         self._news: SimpleQueue[BatchResult | None] = SimpleQueue()  # None: check the counters again
+        self._reported = 0  # records passed to `on_written`
+        self._listener_error: Exception | None = None  # what `on_written` raised: it is not called any more
+        self._unreported: list[BatchResult] = []  # written, but not passed to `on_written`
 
     def run(self, payloads: Iterable[bytes]) -> None:
         """Append `payloads`, and wait until all are durable.
 
         Iterates `payloads`, and calls `on_written` between records, in the calling thread. Raises the pipeline's error
-        or the user's exception: then no more records are passed on, and those already appended are still written.
+        or the user's exception: then no more records are passed on, and those passed on before are still written.
         """
         running = asyncio.run_coroutine_threadsafe(self._take(), self._loop)
-        hand_over, has_no_news = self._waiting.append, self._news.empty
         try:
-            for given in payloads:
-                payload = given if type(given) is bytes else checked_payload(given)
-                hand_over(payload)
-                self._handed_bytes += len(payload) + SLOT_BYTES
-                if self._is_asleep:
-                    self._wake()
-                while not has_no_news():
-                    self._call_listener()
-                while self._handed_bytes - self._taken_bytes > HANDED_BYTES_MAX and not self._is_over:
-                    self._call_listener()
-                if self._is_over:
-                    break
-            hand_over(None)
-            self._wake()
-            while not self._is_over or not has_no_news():
-                self._call_listener()
-            running.result()
-        except concurrent.futures.CancelledError:
-            raise ClosedError("this client was closed by another thread; open another", outcome_unknown=True) from None
+            try:
+                self._pass_on(payloads)
+            except Exception as error:  # of `payloads`, or about one of them
+                self._finish(running)
+                failure = failure_of(error, self._reported, ())
+                if failure is not error:
+                    raise failure from error
+                raise
+            self._finish(running)
         except BaseException:
             running.cancel()
             raise
+        finally:
+            self._listener_error = None  # breaks a reference cycle: it refers to frames that refer to this object
 
     # ---- in the user's thread ---------------------------------------------------------------------------------------
+
+    def _pass_on(self, payloads: Iterable[bytes]) -> None:
+        """Pass records on until the iterable ends, a record fails or `on_written` raises."""
+        hand_over, has_no_news = self._waiting.append, self._news.empty
+        for given in payloads:
+            payload = given if type(given) is bytes else checked_payload(given)
+            hand_over(payload)
+            self._handed_bytes += len(payload) + SLOT_BYTES
+            if self._is_asleep:
+                self._wake()
+            while not has_no_news():
+                self._call_listener()
+            while self._handed_bytes - self._taken_bytes > HANDED_BYTES_MAX and not self._is_over:
+                self._call_listener()
+            if self._is_over or self._listener_error is not None:
+                break
+
+    def _finish(self, running: concurrent.futures.Future[None]) -> None:
+        """Wait until the outcome of every record passed on is known. Raises the failure of a record, or what
+        `on_written` raised."""
+        self._waiting.append(None)
+        self._wake()
+        while not self._is_over or not self._news.empty():
+            self._call_listener()
+        fates = [Fate(row.index, row.count, Outcome.WRITTEN, row) for row in self._unreported]
+        try:
+            running.result()
+        except DLogError as failure:
+            if self._listener_error is None:
+                raise
+            fates += failure.fates
+        except concurrent.futures.CancelledError as cancelled:
+            error = ClosedError("this client was closed by another thread; open another", outcome_unknown=True)
+            raise error from self._listener_error or cancelled.__context__
+        if self._listener_error is not None:
+            raise failure_of(self._listener_error, self._reported, fates)
 
     def _wake(self) -> None:
         self._is_asleep = False
@@ -85,14 +117,27 @@ class Feed:
 
     def _call_listener(self) -> None:
         row = self._news.get()
-        if row is not None:
+        if row is None:
+            return
+        if self._listener_error is not None:
+            self._unreported.append(row)
+            return
+        self._reported += row.count
+        try:
             self._on_written(row)
+        except Exception as error:  # noqa: BLE001 - of the user's callback; `_finish` raises it
+            self._listener_error = error
 
     # ---- in the loop ------------------------------------------------------------------------------------------------
 
     async def _take(self) -> None:
         try:
-            await self._append_all(self._begin(self._news.put))
+            pipeline = self._begin(self._news.put)
+            try:
+                await self._append_all(pipeline)
+            except Exception as error:  # about a record, or the pipeline's
+                await pipeline.finish_after(error)
+                raise
         finally:
             self._is_over = True
             self._news.put(None)

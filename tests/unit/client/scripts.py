@@ -1,10 +1,12 @@
-"""Scripts of proxy doubles for writes, and a function that catches their errors."""
+"""Scripts of proxy doubles for writes, sources of records that fail, and a function that catches errors."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from typing import Any
 
+from dlog.errors import InvalidRequestError, RecordTooLargeError, TruncatedError
 from dlog.wire import proxy
 from tests.unit.client.proxy_double import Peer, Script
 
@@ -53,6 +55,29 @@ def out_of_order(txid: int, after: Script | None = None) -> Script:
         return after is not None and after(peer, message)
 
     return script
+
+
+def source_of(ends: str) -> Iterator[Any]:
+    """Three records, then one that is refused, or an exception."""
+    yield from (b"0", b"1", b"2")
+    match ends:
+        case "too large":
+            yield b"x" * (2 << 20)
+        case "not bytes":
+            yield "text"
+        case "error of another stream":  # as from a read
+            raise TruncatedError("truncated", outcome_unknown=True)
+        case _:
+            raise ZeroDivisionError
+    yield b"3"
+
+
+ENDS: dict[str, type[Exception]] = {
+    "too large": RecordTooLargeError,
+    "not bytes": InvalidRequestError,
+    "error of another stream": TruncatedError,
+    "other exception": ZeroDivisionError,
+}
 
 
 async def error_of(work: Awaitable[object]) -> BaseException | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from dlog.model.dlsn import of
 from dlog.wire import proxy
 from dlog.wire.entry import parse_record_set
 from tests.unit.client.proxy_double import Double, Log, Peer, Script
-from tests.unit.client.scripts import Holding, error_of, failing, out_of_order
+from tests.unit.client.scripts import ENDS, Holding, error_of, failing, out_of_order, source_of
 
 FOR_GOOD = (400, 403, 413, 500, 502, 510, 512, 513, 521, 523, 531, 602)
 
@@ -133,6 +134,68 @@ async def test_append_many_says_what_became_of_each_record() -> None:
     assert not e.value.outcome_unknown
     assert e.value.fates[0].index == 0
     assert all(fate.outcome is Outcome.NOT_WRITTEN for fate in e.value.fates)
+
+
+async def asynchronous(source: Iterable[Any]) -> AsyncIterator[Any]:
+    for payload in source:
+        yield payload
+
+
+@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize("wrap", [iter, asynchronous])
+async def test_what_ends_append_many_is_raised_when_the_records_before_it_are_written(ends: str, wrap: Any) -> None:
+    rows: list[dlog.BatchResult] = []
+    async with Double() as double, dlog.connect(double.target) as client:
+        with pytest.raises(ENDS[ends]) as e:
+            await client.append_many("s", wrap(source_of(ends)), on_written=rows.append)
+        assert double.log.payloads == [b"0", b"1", b"2"]
+        assert sum(row.count for row in rows) == 3
+        await client.append("s", b"another's")
+    text = "3 reported as written; of the others 0 written, 0 not written, 0 unknown"
+    if isinstance(e.value, DLogError):
+        assert (e.value.outcome_unknown, e.value.fates) == (False, ())
+        assert text in e.value.message
+    else:
+        assert text in e.value.__notes__[0]
+    assert double.log.payloads == [b"0", b"1", b"2", b"another's"]
+
+
+@pytest.mark.parametrize("ends", ENDS)
+async def test_a_record_that_fails_before_what_ends_append_many_is_its_failure(ends: str) -> None:
+    async with Double(script=failing(1, 413)) as double, dlog.connect(double.target) as client:
+        with pytest.raises(dlog.RecordTooLargeError, match="refused by the script") as e:
+            await client.append_many("s", source_of(ends))
+    assert told(e.value) == [(0, 3, Outcome.NOT_WRITTEN)]
+    assert isinstance(e.value.__context__, ENDS[ends])
+
+
+@pytest.mark.parametrize("ends", ENDS)
+async def test_what_was_sent_before_an_end_of_append_many_and_has_no_reply_is_unknown(ends: str) -> None:
+    holding = Holding()
+    async with (
+        Double(script=holding) as double,
+        dlog.connect(double.target) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        task = group.create_task(error_of(client.append_many("s", source_of(ends))))
+        await double.wait(lambda: bool(holding.held))
+        assert not task.done()
+        await client.close(orderly=False)
+    error = task.result()
+    assert isinstance(error, dlog.ClosedError)
+    assert error.outcome_unknown
+    assert told(error) == [(0, 3, Outcome.UNKNOWN)]
+
+
+async def test_append_many_raises_its_failure_once() -> None:
+    async with (
+        Double(script=failing(1, 413)) as double,
+        dlog.connect(double.target, buffer_bytes_max=100) as client,
+    ):
+        with pytest.raises(dlog.RecordTooLargeError) as e:
+            await client.append_many("s", (b"%06d" % n for n in range(1000)))
+    assert e.value.__context__ is None or e.value.__context__ is e.value.__cause__
+    assert e.value.message.count("records of this pipeline") == 1
 
 
 async def test_a_record_that_was_written_behind_a_refused_one_is_told_with_its_place() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import inspect
 import threading
 from collections.abc import Callable, Iterator
@@ -12,14 +13,15 @@ from typing import Any
 import pytest
 
 import dlog
+from dlog.client.fate import Fate, Outcome
 from dlog.client.sync import SyncClient
 from dlog.client.thread_feed import HANDED_BYTES_MAX
-from dlog.errors import ClosedError, InvalidRequestError, RecordTooLargeError
+from dlog.errors import ClosedError, DLogError, InvalidRequestError, RecordTooLargeError, StreamNotFoundError
 from dlog.model.dlsn import of
 from dlog.model.sink import SinkBatch
 from dlog.wire import proxy
 from tests.unit.client.proxy_double import Double
-from tests.unit.client.scripts import Holding, failing
+from tests.unit.client.scripts import ENDS, Holding, failing, source_of
 
 WITHIN_S = 60.0  # a hang is reported after this time
 
@@ -200,6 +202,66 @@ def test_a_failure_tells_the_fate_of_each_record() -> None:
         assert error.fates[0].index == 0
         assert client.append("s", b"after it") == of(1, 0, 0)
     assert double.log.payloads == [b"after it"]
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_what_ends_append_many_is_raised_when_the_records_before_it_are_written(ends: str) -> None:
+    rows: list[dlog.BatchResult] = []
+    with serving() as (double, client):
+        error = in_thread(lambda: client.append_many("s", source_of(ends), on_written=rows.append))
+        assert isinstance(error, ENDS[ends]), error
+        assert double.log.payloads == [b"0", b"1", b"2"]
+        assert sum(row.count for row in rows) == 3
+        client.append("s", b"another's")
+    text = "3 reported as written; of the others 0 written, 0 not written, 0 unknown"
+    if isinstance(error, DLogError):
+        assert (error.outcome_unknown, error.fates) == (False, ())
+        assert text in error.message
+    else:
+        assert text in error.__notes__[0]
+    assert double.log.payloads == [b"0", b"1", b"2", b"another's"]
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_a_record_that_fails_before_what_ends_append_many_is_its_failure(ends: str) -> None:
+    with serving(script=failing(1, 413)) as (double, client):
+        error = in_thread(lambda: client.append_many("s", source_of(ends)))
+        assert isinstance(error, RecordTooLargeError)
+        assert "refused by the script" in error.message
+        assert {fate.outcome for fate in error.fates} == {Outcome.NOT_WRITTEN}
+        assert error.fates[0].index == 0
+    assert not double.log.payloads
+
+
+@pytest.mark.parametrize("kind", [StreamNotFoundError, concurrent.futures.CancelledError])
+def test_what_the_listener_raises_tells_where_the_records_are_that_it_did_not_get(kind: type[Exception]) -> None:
+    holding = Holding()
+    raised = kind("by the listener")
+
+    def listen(row: dlog.BatchResult) -> None:
+        assert row.index == 0, "it is not called again"
+        raise raised
+
+    with serving(script=holding) as (double, client):
+        loop = double._server.get_loop()  # type: ignore[union-attr]
+
+        def records() -> Iterator[bytes]:
+            yield b"a"
+            asyncio.run_coroutine_threadsafe(double.wait(lambda: bool(holding.held)), loop).result(WITHIN_S)
+            yield b"b"
+            loop.call_soon_threadsafe(holding.let_go)
+
+        error = in_thread(lambda: client.append_many("s", records(), on_written=listen))
+        assert isinstance(error, kind), error
+        assert double.log.payloads == [b"a", b"b"]
+    text = "1 reported as written; of the others 1 written, 0 not written, 0 unknown"
+    if isinstance(error, DLogError):
+        result = dlog.BatchResult(of(1, 1, 0), of(1, 1, 0), 1, 1, index=1)
+        assert (error.outcome_unknown, error.fates) == (True, (Fate(1, 1, Outcome.WRITTEN, result),))
+        assert text in error.message
+    else:
+        assert error is raised
+        assert text in error.__notes__[0]
 
 
 def test_what_changes_later_is_copied_when_it_is_made() -> None:
