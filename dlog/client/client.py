@@ -236,8 +236,8 @@ class Client:
 
         Fastest for many small records; see dlog.Pipeline. on_written: called, in order, with each run of records
         that became durable (BatchResult: `index` of its first record in this pipeline, count, DLSNs). It runs in the
-        event loop and must not block; an exception that it raises ends the pipeline and is raised by the next call.
-        After a record fails, no later one is sent; `error.fates` has the outcome of each.
+        event loop and must not block; an exception that it raises, of any class, ends the pipeline and is raised by
+        the next call. After a record fails, no later one is sent; `error.fates` has the outcome of each.
         """
         return Pipeline(self._producer(stream), on_written)
 

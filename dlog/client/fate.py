@@ -11,9 +11,12 @@ import copy
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dlog.client.batch import BatchResult
 from dlog.errors import DLogError
+
+_E = TypeVar("_E", bound=BaseException)
 
 
 class Outcome(enum.Enum):
@@ -34,7 +37,7 @@ class Fate:
     result: BatchResult | None = None  # where they are, if written
 
 
-def failure_of(cause: Exception, reported: int, fates: Sequence[Fate]) -> Exception:
+def failure_of(cause: _E, reported: int, fates: Sequence[Fate]) -> _E:
     """The error that a pipeline raises. cause: why its first record failed, or what `on_written` raised. reported:
     number of records passed to `on_written`. fates: of all other records, in order.
 

@@ -55,9 +55,9 @@ class Pipeline:
         self._first_failed: int | None = (
             None  # number of the first failed record; from it on no record is sent any more
         )
-        self._cause: Exception | None = None  # why the first record in order failed
+        self._cause: BaseException | None = None  # why the first record in order failed
         self._fates: list[Fate] = []  # of the records from that one on
-        self._failure: Exception | None = None  # set when all fates are known; every later call raises it
+        self._failure: BaseException | None = None  # set when all fates are known; every later call raises it
         self._has_raised = False  # a call has raised it
         self._waiting: list[asyncio.Future[None]] = []  # woken after each reply
 
@@ -239,7 +239,7 @@ class Pipeline:
             return
         try:
             self._on_written(result)
-        except Exception as error:  # noqa: BLE001  # of the user's callback; the next call raises it
+        except BaseException as error:  # noqa: BLE001  # of the user's callback; the next call raises it
             self._cause = error
             self._on_failed(self._reported)
 

@@ -329,20 +329,46 @@ async def test_others_in_the_same_batch_are_written_though_a_pipeline_withdraws_
     assert [task.result() for task in blocks[2:]] == [places[b"t%d" % n] for n in range(3)]
 
 
-async def test_what_the_listener_raises_ends_the_writing_and_the_pipeline_says_what_became_of_the_rest() -> None:
+RAISED = (ZeroDivisionError, asyncio.CancelledError, GeneratorExit, SystemExit)
+
+
+@pytest.mark.parametrize("kind", RAISED)
+async def test_what_the_listener_raises_ends_the_writing_and_the_pipeline_says_what_became_of_the_rest(
+    kind: type[BaseException],
+) -> None:
     def listen(row: dlog.BatchResult) -> None:
-        raise ZeroDivisionError(row.index)
+        raise kind(row.index)
 
     async with Double() as double, dlog.connect(double.target, inflight_batches_max=1) as client:
         pipeline = client.pipeline("s", listen)
         for n in range(4):
             assert pipeline.append_nowait(b"%d" % n, txid=n)
-        with pytest.raises(ZeroDivisionError) as e:
+        with pytest.raises(kind) as e:
             await pipeline.drain()
         await client.append("s", b"another's", txid=9)
     assert double.log.payloads == [b"0", b"another's"]
     assert pipeline.fates == tuple(Fate(n, 1, Outcome.NOT_WRITTEN) for n in (1, 2, 3))
     assert "1 reported as written; of the others 0 written, 3 not written, 0 unknown" in e.value.__notes__[0]
+
+
+@pytest.mark.parametrize("kind", RAISED)
+async def test_others_in_the_same_batch_get_their_reply_whatever_a_listener_raises(kind: type[BaseException]) -> None:
+    def listen(row: dlog.BatchResult) -> None:
+        raise kind
+
+    async with Double() as double, dlog.connect(double.target) as client:
+        pipeline = client.pipeline("s", listen)
+        assert pipeline.append_nowait(b"a")
+        async with asyncio.TaskGroup() as group:
+            single = group.create_task(client.append("s", b"b"))
+        with pytest.raises(kind):
+            await pipeline.room()
+        with pytest.raises(kind):
+            await client.append_many("s", [b"c", b"d"], on_written=listen)
+        await client.append("s", b"e")
+        assert len(double.peers) == 1
+    assert single.result() == of(1, 0, 1)
+    assert double.log.payloads == [b"a", b"b", b"c", b"d", b"e"]
 
 
 async def test_misuse_by_the_pipelines_own_caller_is_not_its_failure() -> None:
