@@ -9,7 +9,8 @@ Invariants:
 - It can be used from any thread and after a fork. A forked child, recognised by os.getpid, has no client thread, so
   its first call opens a client of its own; the parent's pending calls stay with the parent.
 - The user's code (iterables, callbacks) runs in the user's thread. Code that runs in the client's thread all the same,
-  such as a finalizer, gets an InvalidRequestError from every call, since waiting there would never end.
+  such as a finalizer, gets an InvalidRequestError from every call, since waiting there would never end. So does code
+  that runs, while the client starts, in the thread that starts it, such as a log handler.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from dlog.client.reader import Lag, Reader, ReadProgress
 from dlog.client.record import Record, RecordBatch
 from dlog.client.stream_info import ImportResult, Owner, SettingsChanges, StreamInfo, StreamSettings
 from dlog.client.thread_feed import Feed
-from dlog.errors import ClosedError, DLogError
+from dlog.errors import ClosedError, DLogError, InvalidRequestError
 from dlog.model.dlsn import DLSN
 from dlog.model.segment import LEDGER
 from dlog.model.sink import SinkBatch
@@ -51,7 +52,8 @@ class SyncClient:
         self._options = options
         self._closed = False
         self._here: _ClientThread | None = None
-        self._starting = threading.Lock()
+        self._lock = threading.RLock()  # held to change `_here`
+        self._starters: set[threading.Thread] = set()  # threads that start the client, and those that they start
         self._pid = os.getpid()
 
     def __enter__(self) -> SyncClient:
@@ -65,11 +67,14 @@ class SyncClient:
 
     def close(self, *, orderly: bool = True) -> None:
         """See `Client.close`. Idempotent."""
-        here = self._here if self._pid == os.getpid() else None
-        if here is not None and here.is_here:
-            here.check()
-        self._closed = True
-        self._here = None
+        self._check_process()
+        self._check_starting()
+        with self._lock:
+            here = self._here
+            if here is not None and here.is_here:
+                here.check()
+            self._closed = True
+            self._here = None
         if here is not None:
             here.stop(orderly)
 
@@ -249,19 +254,54 @@ class SyncClient:
                 running.wait(items.aclose())
 
     def _running(self) -> _ClientThread:
+        self._check_open()
+        self._check_process()
+        return self._here or self._start()
+
+    def _start(self) -> _ClientThread:
+        """Start the client, or wait until another thread has started it.
+
+        The event loop is made outside the lock: asyncio logs then, and a log handler may wait for another thread.
+        """
+        self._check_starting()
+        starter = threading.current_thread()
+        self._starters.add(starter)
+        try:
+            made = _ClientThread(connect(self._target, options=self._options))
+            self._starters.add(made.thread)
+            try:
+                with self._lock:
+                    self._check_open()
+                    if self._here is None:
+                        made.start()
+                        self._here = made
+                    return self._here
+            finally:
+                self._starters.discard(made.thread)
+                made.discard_unstarted()
+        finally:
+            self._starters.discard(starter)
+
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this client is closed; open another one with dlog.connect_sync")
+
+    def _check_process(self) -> None:
         if self._pid != os.getpid():  # forked: neither the thread nor its lock was inherited
             self._pid = os.getpid()
-            self._starting = threading.Lock()
+            self._lock = threading.RLock()
+            self._starters = set()
             self._here = None
-        here = self._here
-        if here is None:
-            with self._starting:
-                if self._here is None:
-                    self._here = _ClientThread(connect(self._target, options=self._options))
-                here = self._here
-        return here
+
+    def _check_starting(self) -> None:
+        """Raise InvalidRequestError in a thread that starts the client."""
+        thread = threading.current_thread()
+        if thread in self._starters:
+            raise InvalidRequestError(
+                "a blocking client was called in a thread that is starting it (by a log handler, a finalizer or a "
+                "signal handler), where waiting would never end; start it before, by its `with` block or a first call: "
+                f"thread={thread.name}"
+            )
 
 
 class SyncReader(Iterator[T]):
@@ -302,19 +342,26 @@ def _records(batches: Generator[RecordBatch, None, None], progress: ReadProgress
 
 
 class _ClientThread:
-    """An open Client and the thread that runs its event loop."""
+    """A Client and the thread that runs its event loop; `start` opens it."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="dlog client", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._loop.run_forever, name="dlog client", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
         self.wait(self.client.__aenter__())
+
+    def discard_unstarted(self) -> None:
+        """Close the loop, unless the thread was started."""
+        if self.thread.ident is None:
+            self._loop.close()
 
     @property
     def is_own_thread(self) -> bool:
-        return threading.current_thread() is self._thread
+        return threading.current_thread() is self.thread
 
     def feed(
         self, begin: Callable[[Callable[[BatchResult], None]], Pipeline], on_written: Callable[[BatchResult], None]
@@ -325,11 +372,11 @@ class _ClientThread:
         """Raise ClosedError or InvalidRequestError if the caller cannot wait for a result here."""
         if not self.is_here:
             raise ClosedError("this client is closed, or belongs to the parent process; open another one")
-        check_thread(self._thread)
+        check_thread(self.thread)
 
     @property
     def is_here(self) -> bool:
-        return self._pid == os.getpid() and self._thread.is_alive() and not self._loop.is_closed()
+        return self._pid == os.getpid() and self.thread.is_alive() and not self._loop.is_closed()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` in the client's loop and block until it is done. KeyboardInterrupt cancels it."""
@@ -353,7 +400,7 @@ class _ClientThread:
             self.wait(_end_others())
             self.wait(self._loop.shutdown_asyncgens())
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+            self.thread.join()
             self._loop.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,9 @@ from typing import Any
 import pytest
 
 import dlog
+from dlog.client import client as client_module
+from dlog.client import sync
+from dlog.client.client import Client
 from dlog.client.fate import Fate, Outcome
 from dlog.client.sync import SyncClient
 from dlog.client.thread_feed import HANDED_BYTES_MAX
@@ -317,6 +321,104 @@ def test_no_question_of_the_client_hangs_in_its_own_thread() -> None:
             assert isinstance(error, InvalidRequestError), (name, error)
             assert "use the asyncio client" in error.message
         assert client.append("s", b"it lives") == of(1, 0, 0)
+
+
+@contextmanager
+def unstarted() -> Iterator[SyncClient]:
+    """A blocking client of a double, before its first use."""
+    with serving() as (double, _):
+        client = dlog.connect_sync(double.target)
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+def error_of_call(call: Callable[[], Any], errors: list[BaseException]) -> None:
+    """As the user's code does that runs where nobody handles its errors."""
+    try:
+        call()
+    except DLogError as error:
+        errors.append(error)
+
+
+def test_a_log_handler_that_uses_the_client_while_it_starts_gets_an_error() -> None:
+    errors: list[BaseException] = []
+
+    class Sending(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            error_of_call(lambda: client.append("s", b"logged"), errors)
+
+    asyncio_log, handler = logging.getLogger("asyncio"), Sending()
+    level = asyncio_log.level
+    with unstarted() as client:
+        asyncio_log.addHandler(handler)
+        asyncio_log.setLevel(logging.DEBUG)  # it logs each loop that is made
+        try:
+            assert in_thread(lambda: client.append("s", b"a")) == of(1, 0, 0)
+        finally:
+            asyncio_log.removeHandler(handler)
+            asyncio_log.setLevel(level)
+    assert errors
+    assert {type(error) for error in errors} == {InvalidRequestError}
+    assert "in a thread that is starting it" in str(errors[0])
+
+
+@pytest.mark.parametrize("where", ["starting thread", "client's thread"])
+@pytest.mark.parametrize("call", ["append", "close", "append_many", "read"])
+def test_code_that_runs_in_a_thread_that_starts_the_client_gets_an_error(
+    where: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a finalizer may run anywhere."""
+    errors: list[BaseException] = []
+
+    def finalize() -> None:
+        error_of_call(lambda: getattr(client, call)(*QUESTIONS[call]), errors)
+
+    class Opened(Client):
+        async def __aenter__(self) -> Client:
+            if where == "client's thread":
+                finalize()
+            return await super().__aenter__()
+
+    def connect(target: str | None, *, options: dlog.ClientOptions) -> Client:
+        if where == "starting thread":
+            finalize()
+        found = client_module.connect(target, options=options)
+        return Opened(found.addresses, found.options)
+
+    with unstarted() as client:
+        monkeypatch.setattr(sync, "connect", connect)
+        assert in_thread(lambda: client.append("s", b"a")) == of(1, 0, 0)
+    assert [type(error) for error in errors] == [InvalidRequestError]
+
+
+@pytest.mark.parametrize("other", ["append", "close"])
+def test_a_thread_that_starts_the_client_keeps_no_other_thread_waiting(
+    other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the other one may hold the lock of a log handler, which the first one waits for."""
+    found: list[Any] = []
+    threads = set(threading.enumerate())
+
+    def connect(target: str | None, *, options: dlog.ClientOptions) -> Client:
+        monkeypatch.setattr(sync, "connect", client_module.connect)
+        found.append(in_thread(lambda: getattr(client, other)(*QUESTIONS[other])))
+        return client_module.connect(target, options=options)
+
+    with unstarted() as client:
+        before = set(threading.enumerate())
+        monkeypatch.setattr(sync, "connect", connect)
+        found.append(in_thread(lambda: client.append("s", b"a")))
+        begun = set(threading.enumerate()) - before
+    if other == "append":
+        assert found == [of(1, 0, 0), of(1, 1, 0)]
+        assert len(begun) == 1, "one client thread"
+    else:
+        assert found[0] is None
+        assert isinstance(found[1], ClosedError)
+        assert not begun
+    assert set(threading.enumerate()) <= threads
 
 
 def test_a_read_that_is_collected_in_the_clients_own_thread_ends_there() -> None:
