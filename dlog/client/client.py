@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Unpack
 from weakref import WeakValueDictionary
 
+from dlog.client import forks
 from dlog.client.address import REGION, target_addresses
 from dlog.client.asking import ask, list_owned
 from dlog.client.background_tasks import BackgroundTasks
@@ -72,7 +73,6 @@ _log = logging.getLogger(__name__)
 
 LIST_LIMIT = 1000
 PRODUCERS_MAX = 1000  # kept for idle streams; beyond it idle ones are dropped, and made again when used
-_forks = 0  # how many forks lie between the process that first imported this module and this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Client:
     def __init__(self, addresses: tuple[str, ...], options: ClientOptions) -> None:
         self.addresses = addresses
         self.options = options
-        self._forks = _forks
+        self._forks = forks.count
         self._router: Router | None = None
         self._producers: dict[str, Producer] = {}
         self._resting: WeakValueDictionary[str, Producer] = WeakValueDictionary()  # dropped, if a pipeline uses them
@@ -157,7 +157,7 @@ class Client:
         will be. Cancelling stops the wait only: a record already buffered is still written.
         """
         producer = self._producers.get(stream)
-        if producer is None or self._forks != _forks:
+        if producer is None or self._forks != forks.count:
             producer = self._producer(stream)
         if type(payload) is not bytes:
             payload = checked_payload(payload)
@@ -575,7 +575,7 @@ class Client:
             raise to_raise(self._broken)
         if self._router is None:
             raise ClosedError("open the client first: async with dlog.connect(...) as client")
-        if self._forks != _forks:
+        if self._forks != forks.count:
             raise ClosedError("this client belongs to the parent process; open another one after the fork")
         if stream is not None:
             stream_name(stream)
@@ -583,7 +583,7 @@ class Client:
 
     def _producer(self, stream: str) -> Producer:
         producer = self._producers.get(stream)
-        if producer is None or self._forks != _forks:
+        if producer is None or self._forks != forks.count:
             router = self._check_changed(stream)
             if len(self._producers) >= self._producers_max:
                 self._let_go()
@@ -669,12 +669,3 @@ def _check_exists_as_wanted(
 
 def _list(request: int, after: str, listing: str | None) -> proxy.List:
     return proxy.List(request, after, LIST_LIMIT, listing)
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_count_fork)

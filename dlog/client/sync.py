@@ -97,7 +97,8 @@ class SyncClient:
         """As `Client.append_many`. `payloads` is iterated and `on_written` called in the calling thread: both may use
         this client. After an exception in either, the records already iterated are still written, then it is raised;
         after one in `on_written`, `error.fates` tells where they are. If a record fails, iterated ones after the last
-        one in `error.fates` were not buffered. KeyboardInterrupt is raised at once.
+        one in `error.fates` were not buffered. KeyboardInterrupt is raised at once. If either forks, the call goes on
+        in the parent, and raises ClosedError in the child.
         """
         running = self._running()
         running.check()

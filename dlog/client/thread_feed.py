@@ -4,7 +4,8 @@ Invariants:
 - the user's code (iterable, `on_written`) runs only in the user's thread, so it may use any client, this one included;
 - each record is passed on at once, never held back to fill a chunk;
 - the user's thread waits while more than HANDED_BYTES_MAX bytes are passed on but not yet appended;
-- an exception of the user's code is raised when the outcome of every record passed on is known.
+- an exception of the user's code is raised when the outcome of every record passed on is known;
+- a child process that is forked by the user's code passes nothing on: the call goes on in the parent only.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 
+from dlog.client import forks
 from dlog.client.batch import SLOT_BYTES, BatchResult
 from dlog.client.check import checked_payload
 from dlog.client.fate import Fate, Outcome, failure_of
@@ -33,6 +35,7 @@ class Feed:
         begin: Callable[[Callable[[BatchResult], None]], Pipeline],
         on_written: Callable[[BatchResult], None],
     ) -> None:
+        self._forks = forks.count
         self._loop = loop
         self._begin = begin
         self._on_written = on_written
@@ -65,7 +68,8 @@ class Feed:
                 raise
             self._finish(running)
         except BaseException:
-            running.cancel()
+            if self._forks == forks.count:
+                running.cancel()
             raise
         finally:
             self._listener_error = None  # breaks a reference cycle: it refers to frames that refer to this object
@@ -76,6 +80,8 @@ class Feed:
         """Pass records on until the iterable ends, a record fails or `on_written` raises."""
         hand_over, has_no_news = self._waiting.append, self._news.empty
         for given in payloads:
+            if self._forks != forks.count:
+                break
             payload = given if type(given) is bytes else checked_payload(given)
             hand_over(payload)
             self._handed_bytes += len(payload) + SLOT_BYTES
@@ -108,7 +114,16 @@ class Feed:
         if self._listener_error is not None:
             raise failure_of(self._listener_error, self._reported, fates)
 
+    def _check_process(self) -> None:
+        if self._forks != forks.count:
+            raise ClosedError(
+                "the process was forked during append_many, which goes on in the parent only; call it again in the "
+                "child, for records of the child",
+                outcome_unknown=True,
+            )
+
     def _wake(self) -> None:
+        self._check_process()
         self._is_asleep = False
         try:
             self._loop.call_soon_threadsafe(self._more.set)
@@ -116,6 +131,7 @@ class Feed:
             raise ClosedError("this client was closed by another thread; open another", outcome_unknown=True) from None
 
     def _call_listener(self) -> None:
+        self._check_process()
         row = self._news.get()
         if row is None:
             return

@@ -6,7 +6,10 @@ import asyncio
 import concurrent.futures
 import inspect
 import logging
+import os
+import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,7 +30,7 @@ from dlog.wire import proxy
 from tests.unit.client.proxy_double import Double
 from tests.unit.client.scripts import ENDS, Holding, failing, source_of
 
-WITHIN_S = 60.0  # a hang is reported after this time
+WITHIN_S = 60.0
 
 
 @contextmanager
@@ -266,6 +269,42 @@ def test_what_the_listener_raises_tells_where_the_records_are_that_it_did_not_ge
     else:
         assert error is raised
         assert text in error.__notes__[0]
+
+
+@pytest.mark.parametrize("after", ["more records", "no record", "an exception"])
+@pytest.mark.parametrize("where", ["iterable", "listener"])
+def test_append_many_that_forks_ends_in_the_child_and_goes_on_in_the_parent(where: str, after: str) -> None:
+    children: list[int] = []
+
+    def fork(*_: object) -> None:
+        if not children:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of a fork of a process with threads
+                children.append(os.fork())
+            if children == [0]:
+                signal.alarm(int(WITHIN_S / 2))  # ends a child that hangs
+
+    def records() -> Iterator[bytes]:
+        yield b"a"
+        if where == "iterable":
+            fork()
+        if after == "more records":
+            yield from (b"b", b"c")
+        if after == "an exception" and children == [0]:
+            raise ZeroDivisionError
+
+    with serving() as (double, client):
+        try:
+            summary = client.append_many("s", records(), on_written=fork if where == "listener" else None)
+        except ClosedError as error:
+            if children == [0]:
+                os._exit(7 if error.outcome_unknown and "in the parent only" in error.message else 8)
+            raise
+        finally:
+            if children == [0]:
+                os._exit(9)
+        assert os.waitstatus_to_exitcode(in_thread(lambda: os.waitpid(children[0], 0))[1]) == 7
+        assert summary.count == len(double.log.payloads) == (3 if after == "more records" else 1)
 
 
 def test_what_changes_later_is_copied_when_it_is_made() -> None:
