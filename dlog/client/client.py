@@ -575,8 +575,7 @@ class Client:
             raise to_raise(self._broken)
         if self._router is None:
             raise ClosedError("open the client first: async with dlog.connect(...) as client")
-        if self._forks != forks.count:
-            raise ClosedError("this client belongs to the parent process; open another one after the fork")
+        forks.check(self._forks)
         if stream is not None:
             stream_name(stream)
         return self._router

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import os
 
+from dlog.errors import ClosedError
+
 count = 0  # how many forks lie between the process that first imported this module and this process
+
+
+def check(before: int, *, outcome_unknown: bool = False) -> None:
+    """Raise ClosedError in a child process. before: `count` when the client was made."""
+    if before != count:
+        raise ClosedError(
+            "this client belongs to the parent process; open another one after the fork",
+            outcome_unknown=outcome_unknown,
+        )
 
 
 def _count_fork() -> None:

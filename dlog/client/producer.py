@@ -11,6 +11,7 @@ Invariants:
   a failed record) are removed from every batch that is certainly not written before it is sent.
 - A batch whose deadline passes fails: as not written if it was never sent, else with an unknown outcome, together
   with all batches sent after it, which could only be written after it.
+- A child process sends nothing: it would write to the parent's connection, under the sequences of the parent's batches.
 Only `_seek`, which finds the owner when there is something to send, is asynchronous: an idle stream costs no task.
 """
 
@@ -23,6 +24,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dlog.client import forks
 from dlog.client.backoff import Backoff
 from dlog.client.batch import SLOT_BYTES, Batch, BatchFuture, BatchListener, BatchResult, too_large
 from dlog.client.batch_queue import BatchBorrower, BatchQueue
@@ -71,6 +73,7 @@ class Producer:
     def __init__(self, stream: str, router: Router, options: ClientOptions) -> None:
         self.stream = stream
         self.obstacle: DLogError | None = None  # the latest failure; None once a batch is acknowledged
+        self._forks = forks.count
         self._router = router
         self._options = options
         self._loop = asyncio.get_running_loop()
@@ -92,16 +95,21 @@ class Producer:
 
         payload: at most RECORD_BYTES_MAX bytes. Raises ClosedError (nothing appended).
         """
-        if self._closed is not None:
-            raise to_raise(self._closed)
+        if self._closed is not None or self._forks != forks.count:  # `check_open` inlined: it is called often
+            self.check_open()
         self.queue.append_and_lend(payload, txid, borrower)
         if not self._pump_due:
             self._pump_soon()
 
     def check_open(self) -> None:
-        """Raise ClosedError if the producer is closed."""
+        """Raise ClosedError if the producer is closed, or belongs to the parent process."""
         if self._closed is not None:
             raise to_raise(self._closed)
+        self.check_process()
+
+    def check_process(self, *, outcome_unknown: bool = False) -> None:
+        """Raise ClosedError in a child process: the parent sends what was buffered before the fork."""
+        forks.check(self._forks, outcome_unknown=outcome_unknown)
 
     def add_batch(self, payloads: Sequence[bytes], txid: int | None) -> asyncio.Future[BatchResult]:
         """Append records atomically; the future's result is where they are. Cancelling it stops the wait only.
@@ -118,8 +126,7 @@ class Producer:
         size = sum(map(len, payloads)) + SLOT_BYTES * count
         if size > RECORD_BYTES_MAX + SLOT_BYTES:
             raise too_large(size, count) if count > 1 else too_large(len(payloads[0]))
-        if self._closed is not None:
-            raise to_raise(self._closed)
+        self.check_open()
         session = self._session
         is_sending = session is not None and session.in_flight_max > 0
         self.queue.add_whole(payloads, size, txid, listener, may_join=is_sending)
@@ -370,6 +377,8 @@ class Producer:
     def _pump(self) -> None:
         """Send batches as far as the limits allow."""
         self._pump_due = False
+        if self._forks != forks.count:
+            return
         if self._deadline_timer is None:
             self._arm_deadline()
         session, identity = self._session, self._identity

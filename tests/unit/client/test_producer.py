@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -442,6 +443,42 @@ async def test_a_forked_child_may_not_use_its_parents_client() -> None:
         assert os.waitstatus_to_exitcode(status[1]) == 7
         await client.append("s", b"c")
     assert double.log.payloads == [b"a", b"c"]
+
+
+@pytest.mark.parametrize("through", ["a loan", "a new loan", "a batch"])
+async def test_a_forked_child_sends_nothing_through_a_pipeline_of_its_parent(through: str) -> None:
+    """It would be acknowledged to the parent in place of the parent's next record."""
+    async with Double() as double, dlog.connect(double.target) as client:
+        await client.append("s", b"0")
+        pipeline = client.pipeline("s")
+        assert pipeline.append_nowait(b"a")
+        if through != "a loan":
+            await pipeline.drain()
+        child = os.fork()
+        if child == 0:
+            try:
+                with suppress(ClosedError, StopIteration):
+                    if through == "a batch":
+                        pipeline.put([b"child's"]).send(None)
+                    pipeline.append_nowait(b"child's")
+                producer = client._producers["s"]
+                producer._pump()
+                assert producer._session is not None
+                producer._session.connection._flush()
+                try:
+                    pipeline.drain().send(None)
+                except ClosedError as error:
+                    os._exit(7 if error.outcome_unknown else 8)
+                except StopIteration:
+                    os._exit(7 if through != "a loan" else 9)  # all records were written before the fork
+            finally:
+                os._exit(1)
+        status = await asyncio.to_thread(os.waitpid, child, 0)
+        await pipeline.drain()
+        dlsn = await client.append("s", b"b")
+        assert double.log.at(dlsn, 1) == [b"b"]
+    assert double.log.payloads == [b"0", b"a", b"b"]
+    assert os.waitstatus_to_exitcode(status[1]) == 7
 
 
 async def test_a_waiter_for_room_that_leaves_passes_its_turn_on() -> None:
