@@ -71,34 +71,50 @@ class WriteCache:
 
 
 class ReadCache:
-    """An LRU cache of entries, bounded by bytes."""
+    """An LRU cache of entries, bounded by bytes. unused_bytes: of entries that were put as read ahead and not taken
+    since."""
 
-    __slots__ = ("_bytes_max", "_entries", "bytes")
+    __slots__ = ("_bytes_max", "_entries", "_unused", "bytes", "unused_bytes")
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._entries: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._unused: set[tuple[int, int]] = set()
         self.bytes = 0
+        self.unused_bytes = 0
 
-    def put(self, ledger: int, entry: int, packet: bytes) -> None:
+    def put(self, ledger: int, entry: int, packet: bytes, *, is_ahead: bool = False) -> None:
+        """Keep a packet. is_ahead: nobody has asked for it yet."""
         key = (ledger, entry)
-        old = self._entries.pop(key, None)
-        if old is not None:
-            self.bytes -= len(old) + _ENTRY_OVERHEAD
+        if key in self._entries:
+            self._drop(key)
         self._entries[key] = packet
         self.bytes += len(packet) + _ENTRY_OVERHEAD
+        if is_ahead:
+            self._unused.add(key)
+            self.unused_bytes += len(packet) + _ENTRY_OVERHEAD
         while self.bytes > self._bytes_max and self._entries:
-            _, oldest = self._entries.popitem(last=False)
-            self.bytes -= len(oldest) + _ENTRY_OVERHEAD
+            self._drop(next(iter(self._entries)))
 
     def forget(self, ledgers: Container[int]) -> None:
         """Drop the entries of these ledgers."""
         for key in [key for key in self._entries if key[0] in ledgers]:
-            self.bytes -= len(self._entries.pop(key)) + _ENTRY_OVERHEAD
+            self._drop(key)
 
     def get(self, ledger: int, entry: int) -> bytes | None:
         key = (ledger, entry)
         packet = self._entries.get(key)
         if packet is not None:
             self._entries.move_to_end(key)
+            self._note_used(key, packet)
         return packet
+
+    def _drop(self, key: tuple[int, int]) -> None:
+        packet = self._entries.pop(key)
+        self.bytes -= len(packet) + _ENTRY_OVERHEAD
+        self._note_used(key, packet)
+
+    def _note_used(self, key: tuple[int, int], packet: bytes) -> None:
+        if key in self._unused:
+            self._unused.discard(key)
+            self.unused_bytes -= len(packet) + _ENTRY_OVERHEAD

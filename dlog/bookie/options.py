@@ -70,7 +70,9 @@ class BookieOptions:
     )
     write_cache_entries: int = option(200_000, "entries in each of the two write caches", sim=(4, 1000))
     read_cache_bytes: int = option(32 * MiB, "memory for entries read from entry logs", sim=(0, 64 * KiB))
-    read_ahead_bytes: int = option(1 * MiB, "bytes read from an entry log beyond an entry that is read in sequence")
+    read_ahead_bytes: int = option(
+        1 * MiB, "bytes read from an entry log beyond an entry that is read in sequence; fewer while many readers do so"
+    )
     read_ahead_entries: int = option(256, "entries read ahead at most")
     entry_log_bytes: int = option(512 * MiB, "size at which an entry log is closed and the next one begun")
     entry_logs_open_max: int = option(256, "entry logs kept open in each ledger directory, the last used ones")

@@ -5,6 +5,8 @@ Invariants:
 - "No such entry" is answered only if no checkpoint ended since the disk was asked: entries move from memory to the
   index at that moment, and the reader looks again.
 - At most `reads_waiting_max` requests wait for the disk; a further one is refused.
+- What is read ahead and not used yet takes about half of the read cache at most. So it is used before it is evicted,
+  however many readers there are; each reads ahead the less, the more they are.
 """
 
 from __future__ import annotations
@@ -24,15 +26,19 @@ from dlog.wire.framing import Buffer
 Outcome = Buffer | Code | None  # packet; NO_ENTRY or an error; None: not in the result, look again
 Resume = Callable[[Any, Outcome, list[Any]], None]
 _Waiter = tuple[int, Resume, Any]  # entry, function to resume with, its argument
+_AHEAD_SHARE = 4  # one request reads ahead at most this part of what the read cache has room for
+_GAP_MAX = 4  # entries that wait are read together if the next one is at most this far behind
 
 
 @dataclass(slots=True, eq=False)
 class _Fetching:
-    """A read from disk of up to `entries` entries from `entry` on, and the requests that wait for them."""
+    """A read from disk of up to `entries` entries from `entry` on, and the requests that wait for them. ahead: bytes of
+    those that none waits for, at most."""
 
     ledger: int
     entry: int
     entries: int
+    ahead: int
     checkpoints: int  # number of checkpoints when it was started
     waiters: list[_Waiter]
 
@@ -48,6 +54,7 @@ class StoredReads:
         self._cache = cache
         self._read_cache = ReadCache(options.read_cache_bytes)
         self._limbo = limbo
+        self._ahead = 0  # bytes that are being read ahead, at most
         self._tokens = 0
         self._fetches: dict[int, _Fetching] = {}
         self._fetches_of: dict[int, list[_Fetching]] = {}
@@ -82,11 +89,12 @@ class StoredReads:
                 if fetching.entry <= entry < fetching.entry + fetching.entries:
                     fetching.waiters.append(one)
                     return None
-        entries = 1
+        entries, ahead = 1, 0
         if wanted > 0 or (not alone and self._reads_on(ledger, entry)):
             others = [fetching.entry - entry for fetching in under_way if fetching.entry > entry]
             entries = min([self._options.read_ahead_entries, *others])  # the rest is being read
-        self._ask_disk(ledger, entry, entries, [one], out, wanted)
+            ahead = self._ahead_max() if entries > 1 else 0
+        self._ask_disk(ledger, entry, entries, [one], out, ahead, max(ahead, wanted))
         return None
 
     def in_memory(self, ledger: int, entry: int) -> Buffer | None:
@@ -109,9 +117,11 @@ class StoredReads:
         under_way.remove(fetching)
         if not under_way:
             del self._fetches_of[fetching.ledger]
+        self._ahead -= fetching.ahead
         first, packets = fetching.entry, fact.packets
-        for i, packet in enumerate(packets):
-            self._read_cache.put(fetching.ledger, first + i, packet)
+        asked = {entry for entry, _, _ in fetching.waiters}
+        for entry, packet in enumerate(packets, first):
+            self._read_cache.put(fetching.ledger, entry, packet, is_ahead=entry not in asked)
         nothing: Outcome = Code.NO_ENTRY
         if fact.damage:
             nothing = Code.IO_ERROR
@@ -147,21 +157,45 @@ class StoredReads:
             or any(f.entry <= before < f.entry + f.entries for f in self._fetches_of.get(ledger, ()))
         )
 
+    def _ahead_max(self) -> int:
+        """How many bytes a request may read ahead now."""
+        used = self._read_cache.unused_bytes + self._ahead
+        room = max(0, self._options.read_cache_bytes // 2 - used)
+        return min(self._options.read_ahead_bytes, room // _AHEAD_SHARE)
+
     def _ask_disk(
-        self, ledger: int, entry: int, entries: int, waiters: list[_Waiter], out: list[Any], wanted: int = 0
+        self,
+        ledger: int,
+        entry: int,
+        entries: int,
+        waiters: list[_Waiter],
+        out: list[Any],
+        ahead: int,
+        bytes_max: int,
     ) -> None:
         self._tokens = token = self._tokens + 1
-        fetching = _Fetching(ledger, entry, entries, self.checkpoints, waiters)
+        self._ahead += ahead
+        fetching = _Fetching(ledger, entry, entries, ahead, self.checkpoints, waiters)
         self._fetches[token] = fetching
         self._fetches_of.setdefault(ledger, []).append(fetching)
-        out.append(Fetch(token, ledger, entry, entries, max(self._options.read_ahead_bytes, wanted)))
+        out.append(Fetch(token, ledger, entry, entries, bytes_max))
 
     def _fetch_rest(self, ledger: int, left: list[_Waiter], out: list[Any]) -> None:
         """Read entries that a disk read did not return; each read returns at least its first entry."""
         left.sort(key=lambda one: one[0])
-        while left:
-            first = left[0][0]
-            reach = first + self._options.read_ahead_entries
-            together = [one for one in left if one[0] < reach]
-            del left[: len(together)]
-            self._ask_disk(ledger, first, together[-1][0] - first + 1, together, out)
+        together: list[_Waiter] = []
+        for one in left:
+            if together and not self._lies_near(one[0], together):
+                self._ask_together(ledger, together, out)
+                together = []
+            together.append(one)
+        if together:
+            self._ask_together(ledger, together, out)
+
+    def _lies_near(self, entry: int, before: list[_Waiter]) -> bool:
+        """Whether one read of the disk is better than two."""
+        return entry - before[-1][0] <= _GAP_MAX and entry - before[0][0] < self._options.read_ahead_entries
+
+    def _ask_together(self, ledger: int, waiters: list[_Waiter], out: list[Any]) -> None:
+        first, last = waiters[0][0], waiters[-1][0]
+        self._ask_disk(ledger, first, last - first + 1, waiters, out, 0, self._options.read_ahead_bytes)

@@ -665,6 +665,80 @@ class TestReadAmplification:
         assert meter.packets <= 1000 + 64 and meter.fetches <= 1000 // 60 + 2
 
 
+class TestReadAheadOfManyReaders:
+    """Readers with one read in flight each, which together want to read ahead more than the read cache holds."""
+
+    ENTRIES = 60  # of each ledger
+    ROOM = 900  # entries of 1 KiB that the read cache holds, about
+
+    def meter(self, ledgers: int, entries: int = ENTRIES) -> Meter:
+        made = fresh(replace(NO_LIMIT, read_cache_bytes=self.ROOM * (1024 + 200)))
+        for ledger in range(1, ledgers + 1):
+            made.ask(*[add(ledger, entry, bytes(992)) for entry in range(entries)])
+            made.commit()
+        made.checkpoint()
+        made.take_answers()
+        return Meter(made)
+
+    def read_all(self, meter: Meter, *rounds: list[tuple[int, int]]) -> float:
+        """Ask for the (ledger, entry) of each round once the round before is answered. Returns packets read from disk
+        for each answer."""
+        answers = 0
+        for asked in rounds:
+            meter.station.ask(*[read(ledger, entry) for ledger, entry in asked])
+            meter.answer_all()
+            taken = meter.station.take_answers()
+            assert sorted((answer.ledger, answer.entry) for answer in taken) == sorted(asked)
+            assert {answer.code for answer in taken} == {Code.OK}
+            answers += len(taken)
+        return meter.packets / answers
+
+    @pytest.mark.parametrize("ledgers", [20, 100, 300])
+    def test_one_for_each_ledger(self, ledgers: int) -> None:
+        rounds = [[(ledger, entry) for ledger in range(1, ledgers + 1)] for entry in range(self.ENTRIES)]
+        assert self.read_all(self.meter(ledgers), *rounds) <= 2
+
+    def test_one_after_the_other(self) -> None:
+        rounds = [[(ledger, entry)] for entry in range(self.ENTRIES) for ledger in range(1, 101)]
+        assert self.read_all(self.meter(100), *rounds) <= 2
+
+    def test_many_in_one_ledger(self) -> None:
+        rounds = [[(1, reader * 40 + entry) for reader in range(100)] for entry in range(40)]
+        assert self.read_all(self.meter(1, 4000), *rounds) <= 2
+
+    def test_fast_and_slow_ones(self) -> None:
+        rng, upcoming = Random(3), dict.fromkeys(range(1, 101), 0)
+        rounds = []
+        for _ in range(3000):
+            ledger = min(100, int(rng.paretovariate(0.3)))
+            if upcoming[ledger] < self.ENTRIES:
+                rounds.append([(ledger, upcoming[ledger])])
+                upcoming[ledger] += 1
+        assert self.read_all(self.meter(100), *rounds) <= 2.5
+
+    def test_in_short_bursts(self) -> None:
+        rounds = [[(ledger, begin + n) for n in range(6)] for begin in range(0, 60, 6) for ledger in range(1, 101)]
+        assert self.read_all(self.meter(100), *rounds) <= 2
+
+    def test_only_the_first_entries(self) -> None:
+        rounds = [[(ledger, 0)] for ledger in range(1, 301)]
+        assert self.read_all(self.meter(300), *rounds) <= 6
+
+    @pytest.mark.parametrize("ledgers", [1, 3])
+    def test_a_few_read_the_disk_as_seldom_as_one(self, ledgers: int) -> None:
+        meter = self.meter(ledgers)
+        rounds = [[(ledger, entry) for ledger in range(1, ledgers + 1)] for entry in range(self.ENTRIES)]
+        assert self.read_all(meter, *rounds) == 1 and meter.fetches == ledgers
+
+    def test_those_that_stopped_do_not_hinder_others_for_good(self) -> None:
+        meter = self.meter(100)
+        self.read_all(meter, *[[(ledger, 0)] for ledger in range(2, 101)])
+        self.read_all(meter, *[[(ledger, entry)] for ledger in range(2, 40) for entry in range(self.ENTRIES)])
+        before = meter.fetches
+        self.read_all(meter, *[[(1, entry)] for entry in range(self.ENTRIES)])
+        assert meter.fetches - before <= 3
+
+
 class TestBuried:
     """Ledgers that metadata no longer has."""
 
