@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Protocol, cast
 
 from dlog.errors import (
+    ClosedError,
     DLogError,
     OverCapacityError,
     ProducerUnknownError,
@@ -26,6 +27,7 @@ from dlog.errors import (
     TruncatedError,
     TxidOutOfOrderError,
     UnauthorizedError,
+    UnavailableError,
 )
 from dlog.errors import UnsupportedVersionError as VersionError
 from dlog.hostport import join_host_port
@@ -440,7 +442,12 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def failure(request: int, error: DLogError) -> Failed:
-    """The Failed frame with `error` as the reply to `request`."""
+    """The Failed frame with `error` as the reply to `request`.
+
+    ClosedError is sent as UnavailableError: an owner ended, not a handle of the client, and another one may serve.
+    """
+    if isinstance(error, ClosedError):
+        error = UnavailableError(error.message, location=error.location, outcome_unknown=error.outcome_unknown)
     detail: dict[str, object] = {}
     if isinstance(error, SequenceGapError) and error.expected >= 0:
         detail["expected"] = error.expected

@@ -14,13 +14,11 @@ from typing import Any, Protocol
 
 from actors.runtime import TaskScope
 from dlog.errors import (
-    ClosedError,
     DLogError,
     InvalidRequestError,
     OwnedElsewhereError,
     ProducerUnknownError,
     RecordTooLargeError,
-    UnavailableError,
 )
 from dlog.log.messages import BatchWritten
 from dlog.model.ids import is_reserved, user_stream_name
@@ -155,8 +153,6 @@ class Dispatch:
         if isinstance(result, BatchWritten):
             self._acks.add(request, result)
             self._connection.plan_flush()
-        elif isinstance(result, ClosedError):  # the owner ended here; the stream may be served elsewhere
-            self._connection.fail(request, UnavailableError(result.message, outcome_unknown=result.outcome_unknown))
         else:
             self._connection.fail(request, result)
 
