@@ -20,6 +20,7 @@ from dlog.errors import (
     ClosedError,
     DLogError,
     OverCapacityError,
+    PositionBeyondEndError,
     ProducerUnknownError,
     ProtocolError,
     RequestTimeoutError,
@@ -457,4 +458,6 @@ def failure(request: int, error: DLogError) -> Failed:
         detail["since"] = [*error.since, 0]
     if isinstance(error, TruncatedError) and error.first is not None:
         detail["first"] = list(dlsn.parse(error.first))
+    if isinstance(error, PositionBeyondEndError) and error.end is not None:
+        detail["end"] = list(dlsn.parse(error.end))
     return Failed(request, error.code, error.message, error.location, error.outcome_unknown, detail)

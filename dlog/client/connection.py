@@ -23,6 +23,7 @@ from dlog.errors import (
     DLogError,
     EndedError,
     OverCapacityError,
+    PositionBeyondEndError,
     ProducerUnknownError,
     ProtocolError,
     SequenceGapError,
@@ -437,6 +438,8 @@ def failure(message: proxy.Failed) -> DLogError:
         error.since = position_of(message.detail.get("since"))
     elif isinstance(error, EndedError) and isinstance(error, TruncatedError) and "first" in message.detail:
         error.first = str(of(*message.detail["first"]))
+    elif isinstance(error, PositionBeyondEndError) and "end" in message.detail:
+        error.end = str(of(*message.detail["end"]))
     return error
 
 

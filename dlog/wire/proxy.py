@@ -383,7 +383,8 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Reply: the request failed. detail: {"expected": n} for a sequence gap, {"first": [s, e, slot]} if truncated."""
+    """Reply: the request failed. detail: attributes of some errors, such as {"expected": n} of a sequence gap
+    (docs/protocol.md); a key that is not known is ignored."""
 
     request: int
     code: int
