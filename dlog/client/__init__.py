@@ -6,7 +6,8 @@ finds owners, connection_pool.py chooses among proxies, connection.py implements
 
 It logs to `logging.getLogger("dlog")` and the loggers below it, and never configures logging: DEBUG for connections
 made, INFO for connections lost, requests retried and reads and appends that go on at another proxy, ERROR for an
-internal error. Nothing is logged per record. Without a handler of the program nothing is shown.
+internal error. Nothing is logged per record. Without a handler of the program nothing is shown; the error of a
+handler is printed to standard error and changes nothing else (safe_log.py).
 """
 
 import logging

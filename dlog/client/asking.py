@@ -11,6 +11,7 @@ from typing import Any
 from dlog.client.backoff import Backoff
 from dlog.client.connection import Connection
 from dlog.client.routing import WRITE, Router
+from dlog.client.safe_log import SafeLog
 from dlog.errors import (
     ConnectionLostError,
     DLogError,
@@ -25,7 +26,7 @@ from dlog.errors import (
 )
 from dlog.wire import proxy
 
-_log = logging.getLogger(__name__)
+_log = SafeLog(logging.getLogger(__name__))
 
 _READ_ONLY_REQUESTS = (
     proxy.GetOwner,

@@ -37,6 +37,7 @@ from dlog.client.producer import Producer
 from dlog.client.reader import Reader, ReadProgress, ReadSession, iterate_batches, iterate_records
 from dlog.client.record import Record, RecordBatch
 from dlog.client.routing import WRITE, Router
+from dlog.client.safe_log import SafeLog
 from dlog.client.stream_info import (
     ImportResult,
     Owner,
@@ -69,7 +70,7 @@ from dlog.wire import proxy
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import build_record_set
 
-_log = logging.getLogger(__name__)
+_log = SafeLog(logging.getLogger(__name__))
 
 LIST_LIMIT = 1000
 PRODUCERS_MAX = 1000  # kept for idle streams; beyond it idle ones are dropped, and made again when used
@@ -602,8 +603,8 @@ class Client:
             f"internal error, the client is closed; open another one and report this: {error!r}", outcome_unknown=True
         )
         self._broken.__cause__ = error
-        _log.error("internal error, the client is closed", exc_info=error)
         self._close_producers()
+        _log.error("internal error, the client is closed", exc_info=error)
 
     def _close_producers(self) -> None:
         for producer in (*self._producers.values(), *self._resting.values()):

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from dlog.client.address import split_address
 from dlog.client.options import ClientOptions
+from dlog.client.safe_log import SafeLog
 from dlog.errors import (
     ConnectionLostError,
     DLogError,
@@ -43,7 +44,7 @@ B = TypeVar("B", contravariant=True)
 _QUESTIONS = 64  # concurrent requests, if the server names no limit
 _JOINED_BYTES_MAX = 4096  # of a body: copying it costs less than a vectored write
 
-_log = logging.getLogger(__name__)
+_log = SafeLog(logging.getLogger(__name__))
 
 
 class WriterPort(Protocol[B]):
@@ -258,11 +259,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def give_up(self, reason: str) -> None:
         """Abort the connection: this server is not expected to answer."""
-        if self.error is None:
-            _log.info("connection given up: %s address=%s", reason, self.address)
+        was_lost = self.error is not None
         if self._transport is not None:
             self._transport.abort()
         self._end(ConnectionLostError(f"{reason}: address={self.address}"))
+        if not was_lost:
+            _log.info("connection given up: %s address=%s", reason, self.address)
 
     # ---- called by asyncio ----------------------------------------------------------------------------------------
 
@@ -287,9 +289,10 @@ class Connection(asyncio.BufferedProtocol):
         why = _why(exc) if isinstance(exc, OSError) else "connection closed by the server"
         if self._farewell is not None:
             why = f"closed by the server, {self._farewell.message}"
-        if self.error is None:
-            _log.info("connection lost: %s address=%s", why, self.address)
+        was_lost = self.error is not None
         self._end(ConnectionLostError(f"{why}: address={self.address}"))
+        if not was_lost:
+            _log.info("connection lost: %s address=%s", why, self.address)
 
     def pause_writing(self) -> None:
         self.is_paused = True

@@ -16,9 +16,10 @@ from typing import Any
 from dlog.client.address_book import AddressBook
 from dlog.client.connection import Connection
 from dlog.client.options import ClientOptions
+from dlog.client.safe_log import SafeLog
 from dlog.errors import ClosedError, DLogError, OverCapacityError, ProtocolError, UnavailableError
 
-_log = logging.getLogger(__name__)
+_log = SafeLog(logging.getLogger(__name__))
 
 _NEXT = "is `dlog up` running, and is the address right?"
 

@@ -33,6 +33,7 @@ from dlog.client.options import RECORD_BYTES_MAX, ClientOptions
 from dlog.client.owner_finder import OwnerFinder
 from dlog.client.producer_identity import NAME_BYTES, ProducerIdentity
 from dlog.client.routing import Router
+from dlog.client.safe_log import SafeLog
 from dlog.client.single_appends import SingleAppends
 from dlog.errors import (
     ClosedError,
@@ -47,7 +48,7 @@ from dlog.errors import (
 )
 from dlog.model.dlsn import DLSN
 
-_log = logging.getLogger(__name__)
+_log = SafeLog(logging.getLogger(__name__))
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ from dlog.client.options import ClientOptions
 from dlog.client.position import Position, at_dlsn
 from dlog.client.record import Record, RecordBatch
 from dlog.client.routing import READ, Router
+from dlog.client.safe_log import SafeLog
 from dlog.errors import (
     ConnectionLostError,
     DamagedError,
@@ -41,7 +42,7 @@ from dlog.wire import proxy
 from dlog.wire.proxy import ReaderEventKind
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
+_log = SafeLog(logging.getLogger(__name__))
 
 _MOVES_MAX = 3  # redirects in a row that are followed without back-off; a changing ring may redirect more than once
 _BLOCK_BYTES = 16 << 20  # glibc adapts its thresholds to blocks of up to 32 MiB only
