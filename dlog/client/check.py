@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable
+from operator import index
 
 from dlog.client.batch import too_large
 from dlog.client.options import RECORD_BYTES_MAX
@@ -25,13 +26,14 @@ def checked_payload(given: object) -> bytes:
     return payload
 
 
-def checked_batch(given: Sequence[object]) -> list[bytes]:
+def checked_batch(given: Iterable[object]) -> list[bytes]:
     """The records of a batch, at least one, as bytes. Raises as `checked_payload`. Fast for valid input."""
-    if not given:
+    records = list(given)  # once: `given` may be an iterator
+    if not records:
         raise InvalidRequestError("a batch must have at least one record")
-    if set(map(type, given)) == _BYTES_ALONE:
-        return list(given)  # type: ignore[arg-type]  # the producer checks their total size
-    return [checked_payload(payload) for payload in given]
+    if set(map(type, records)) == _BYTES_ALONE:
+        return records  # type: ignore[return-value]  # the producer checks their total size
+    return [checked_payload(payload) for payload in records]
 
 
 def check_thread(own: threading.Thread) -> None:
@@ -44,6 +46,14 @@ def check_thread(own: threading.Thread) -> None:
 
 
 def check_txid(txid: int | None) -> None:
-    """Raises InvalidRequestError."""
-    if txid is not None and not 0 <= txid <= TXID_MAX:
+    """Raises InvalidRequestError unless it is None or an integer within bounds, also one of numpy's."""
+    if txid is None:
+        return
+    try:
+        number = index(txid)
+    except TypeError:
+        number = None
+    if number is None or isinstance(txid, bool):
+        raise InvalidRequestError(f"a transaction id must be an integer, convert it with int(): txid={txid!r}")
+    if not 0 <= number <= TXID_MAX:
         raise InvalidRequestError(f"a transaction id must be between 0 and {TXID_MAX}: txid={txid}")

@@ -458,7 +458,7 @@ class Client:
         router = self._check_changed(stream)
         of_incarnation = incarnation or await self.incarnation(stream)
         b = batch or SinkBatch("", 0, "", 0)
-        pairs = tuple((location, int(last)) for location, last in parts)
+        pairs = tuple((location, last) for location, last in parts)
         name = None if store == LEDGER else store
         done = await ask(
             router,

@@ -171,14 +171,15 @@ class Connection(asyncio.BufferedProtocol):
         """Send a request that has one reply and return it: the result map of Done, or the Welcome.
 
         question: makes the request from its number. Waits while the server's limit of concurrent requests is reached.
-        Raises the server's error, or ConnectionLostError. Cancelling stops the wait; the request may still be done.
+        Raises the server's error, ConnectionLostError, or InvalidRequestError (not sent). Cancelling stops the wait;
+        the request may still be done.
         """
         async with self._turns:
             self._check()
             request = self._next_request()
             answer: asyncio.Future[Any] = self._loop.create_future()
-            self._asked[request] = answer
             self._send(question(request))
+            self._asked[request] = answer
             try:
                 return await answer
             finally:
@@ -226,17 +227,18 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         """Send one batch; `writer` learns the outcome. Request numbers are consecutive."""
         request = self._next_request()
-        self._written[request] = (writer, batch, count)
         since_dlsn = None if since is None else (*since, 0)
         named = (stream, producer, sequence, count, txid, crc, retry, since_dlsn, replaces, incarnation)
         self._send(proxy.Write(request, *named, body))
+        self._written[request] = (writer, batch, count)
 
     def read(self, reader: ReaderPort, question: Callable[[int], proxy.Read]) -> int:
-        """Open a reader; returns its request number, for `credit` and `cancel`."""
+        """Open a reader; returns its request number, for `credit` and `cancel`. Raises ConnectionLostError, and
+        InvalidRequestError (not sent)."""
         self._check()
         request = self._next_request()
-        self._readers[request] = reader
         self._send(question(request))
+        self._readers[request] = reader
         return request
 
     def credit(self, request: int, size: int) -> None:

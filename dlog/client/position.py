@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from dlog.client.check import check_txid
 from dlog.errors import InvalidRequestError
 from dlog.model.dlsn import DLSN, of, parse
-from dlog.model.ids import TXID_MAX
 from dlog.wire.proxy import Start
 
 _INCARNATION = re.compile(r"[0-9A-Za-z]{1,64}\Z", re.ASCII)
@@ -81,8 +81,7 @@ def begin_of(start: Position | DLSN | str | datetime | None, after: Position | D
 
 def at_txid(txid: int) -> Position:
     """Start at the first record whose transaction id is `txid` or above. Raises InvalidRequestError."""
-    if not 0 <= txid <= TXID_MAX:
-        raise InvalidRequestError(f"a transaction id must be between 0 and {TXID_MAX}: txid={txid}")
+    check_txid(txid)
     return Position(Start.TXID, txid)
 
 

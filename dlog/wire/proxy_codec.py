@@ -11,14 +11,16 @@ Invariants:
 - Every field is checked by type and range. Declared sizes do not allocate: an array in a header has at most ARRAY_MAX
   elements, and long lists of numbers are packed.
 - The decoder raises only ProtocolError.
+- A request that no peer would decode is not sent: the connection, which many callers share, would be closed.
 """
 
 from __future__ import annotations
 
+import reprlib
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, index
 from typing import Any, NamedTuple
 
 import msgpack
@@ -318,8 +320,10 @@ _LAST_IS_LEFT_OUT = frozenset({Op.IMPORT_SEGMENTS, Op.WRITTEN, Op.OWNER, Op.READ
 def encode(message: Message) -> list[Buffer]:
     """The frame of a message, as buffers to be written in order; a body is not copied.
 
-    Raises InvalidRequestError if names or maps make the header exceed HEADER_BYTES_MAX, or if msgpack cannot encode a
-    value: half a surrogate pair, an integer beyond 64 bits, another type.
+    Raises InvalidRequestError if names or maps make the header exceed HEADER_BYTES_MAX, if msgpack cannot encode a
+    value (half a surrogate pair, an integer beyond 64 bits, another type), or if a field of a request is out of the
+    bounds that `decode` checks. Not checked are those of Write, which is encoded for each batch: its sender checks
+    what the application gave before it takes the records. Integers of other types, such as numpy's, are converted.
     """
     kind = type(message)
     make_body = _SENT_BODIES.get(kind)
@@ -332,14 +336,27 @@ def encode(message: Message) -> list[Buffer]:
         raise InvalidRequestError(f"message too large: message={kind.__name__} header_bytes={len(header)}")
     size = len(header)
     head = _HEAD.pack(2 + size + len(body), size) + header
+    if kind in _CHECKED:
+        _check_request(head, body if kind is proxy.ImportSegments else b"")
     return [head, body] if body else [head]
 
 
 def _packed(value: Any, message: Message) -> bytes:
     try:
-        return msgpack.packb(value)  # type: ignore[no-any-return]
+        try:
+            return msgpack.packb(value)  # type: ignore[no-any-return]
+        except TypeError:
+            return msgpack.packb(value, default=index)  # type: ignore[no-any-return]
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise InvalidRequestError(f"message cannot be encoded: message={type(message).__name__}: {error}") from None
+
+
+def _check_request(head: bytes, body: Buffer) -> None:
+    """Raise InvalidRequestError if the receiver would refuse the frame. body: b"" if it is not decoded there."""
+    try:
+        decode(memoryview(head + body)[_HEAD.size - 2 :])
+    except ProtocolError as error:
+        raise InvalidRequestError(f"the request was not sent, an argument is wrong: {error.message}") from None
 
 
 def _header_of(op: Op, names: tuple[str, ...]) -> Callable[[Any], list[Any]]:
@@ -374,6 +391,8 @@ _SENT_BODIES: dict[type[Any], Callable[[Any], Buffer]] = {
     proxy.Done: lambda message: _packed(message.result, message),
     proxy.ImportSegments: lambda message: _packed(message.parts, message),
 }
+#: requests whose fields `encode` checks; those of replies are our own
+_CHECKED = frozenset(cls for op, (cls, _) in SCHEMA.items() if op < Op.WELCOME) - {proxy.Write}
 
 
 # ---- decoding -------------------------------------------------------------------------------------------------------
@@ -428,14 +447,25 @@ def decode(frame: memoryview) -> Message:
     body = frame[stop:]
     if body and not with_body:
         raise ProtocolError(f"message may have no body: op={header[0]} bytes={len(body)}")
-    del header[0]
+    op = header.pop(0)
     try:
         message: Message = make(*header, with_body(body)) if with_body else make(*header)
         if type(message) in _WHOLE:
             _WHOLE[type(message)](message)
     except ValueError as error:
-        raise ProtocolError(f"field out of its bounds: message={cls.__name__}: {error}") from None
+        field = _wrong_field(Op(op), header)
+        raise ProtocolError(f"field out of its bounds: message={cls.__name__}{field}: {error}") from None
     return message
+
+
+def _wrong_field(op: Op, values: list[Any]) -> str:
+    """Name and value of the first field that its own check refuses, for an error message; "" if there is none."""
+    for (name, kind), value in zip(SCHEMA[op][1], values, strict=True):
+        try:
+            kind.check(value)
+        except ValueError:
+            return f" {name}={reprlib.repr(value)}"
+    return ""
 
 
 def _no_ext(code: int, data: bytes) -> Any:

@@ -8,6 +8,7 @@ import dataclasses
 import enum
 import struct
 import tracemalloc
+from collections.abc import Collection
 from typing import Any
 
 import msgpack
@@ -62,8 +63,8 @@ BY_KIND: dict[str, st.SearchStrategy[Any]] = {
 
 
 @st.composite
-def messages(draw: st.DrawFn) -> Message:
-    op = draw(st.sampled_from(Op))
+def messages(draw: st.DrawFn, ops: Collection[Op] = tuple(Op)) -> Message:
+    op = draw(st.sampled_from(sorted(ops)))
     cls, fields = SCHEMA[op]
     values = {name: draw(BY_KIND[kind.name]) for name, kind in fields if kind.name in BY_KIND}
     if op is Op.WRITE:
@@ -345,6 +346,62 @@ def test_a_declared_frame_length_does_not_allocate() -> None:
 def test_a_message_too_large_for_its_header_is_refused_at_the_sender() -> None:
     with pytest.raises(InvalidRequestError, match="too large"):
         encode(proxy.GetOwner(1, "s" * (HEADER_BYTES_MAX + 1)))
+
+
+class Integer:
+    """An integer of another type, as numpy has them."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __index__(self) -> int:
+        return self.value
+
+
+WRONG = (True, -1, 1.0, 1.5, "x", "\ud800", "x" * (TEXT_MAX + 1), b"x", None, 2**63, 2**64, (1, 2), (1.0, 0, 0), {1: 2})
+WRONG_PARTS = ([("7", 1.5)], [("7", -1)], [(7, 1)], [("", 1)], [("7", True)], [("7",)], [("7", 1)] * 1001)
+REQUESTS = {op for op in Op if op < Op.WELCOME} - {Op.WRITE}  # `encode` checks these
+
+
+@settings(max_examples=300)
+@given(messages(REQUESTS), st.data())
+def test_a_request_that_would_be_refused_is_not_sent(message: Message, data: st.DataObject) -> None:
+    """A peer closes the connection at a frame that it cannot decode, and other callers use the same one."""
+    name = data.draw(st.sampled_from([f.name for f in dataclasses.fields(message) if f.name != "body"]))
+    wrong = data.draw(st.sampled_from(WRONG_PARTS if name == "parts" else WRONG))
+    try:
+        frame = b"".join(encode(dataclasses.replace(message, **{name: wrong})))  # type: ignore[arg-type]  # of any type
+    except InvalidRequestError as error:
+        assert type(error) is InvalidRequestError, "the peer broke no protocol"
+    else:
+        assert len(list(FrameDecoder(BIG).feed(frame))) == 1
+
+
+@pytest.mark.parametrize(
+    "message, says",
+    [
+        (proxy.Truncate(1, "s", "a1", (1, 2)), "message=Truncate dlsn=[1, 2]: not a DLSN"),  # type: ignore[arg-type]
+        (proxy.Truncate(1, "s", "a1", (1.0, 0, 0)), "message=Truncate dlsn=[1.0, 0, 0]: not a DLSN"),  # type: ignore[arg-type]
+        (proxy.Read(1, "s", Start.TXID, 1.5, 9, True), "message=Read value=1.5: not a u63"),
+        (proxy.Read(1, "s", Start.TXID, True, 9, True), "message=Read value=True: not a u63"),
+        (proxy.Read(1, "s", Start.TXID, None, 9, True), "message=Read: value does not fit the kind of start"),
+        (
+            proxy.ImportSegments(1, "s", "a1", "k", 0, "q", -1, None, None, ()),
+            "message=ImportSegments batch=-1: not a u63",
+        ),
+    ],
+)
+def test_a_refused_request_names_the_argument(message: Message, says: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        encode(message)
+    assert caught.value.message == f"the request was not sent, an argument is wrong: field out of its bounds: {says}"
+
+
+def test_an_integer_of_another_type_is_sent_as_one() -> None:
+    message = proxy.Truncate(1, "s", "a1", (Integer(1), Integer(0), 0))  # type: ignore[arg-type]
+    assert list(FrameDecoder(BIG).feed(b"".join(encode(message)))) == [proxy.Truncate(1, "s", "a1", (1, 0, 0))]
+    with pytest.raises(InvalidRequestError, match="message=Truncate: 'object' object cannot be interpreted as an int"):
+        encode(proxy.Truncate(1, "s", "a1", (object(), 0, 0)))  # type: ignore[arg-type]
 
 
 def test_a_long_failure_is_cut_so_that_it_can_be_told() -> None:
