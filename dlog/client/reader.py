@@ -87,6 +87,8 @@ class ReadSession:
         self._location: str | None = None  # address named by a redirect
         self._avoid: str | None = None  # address that failed last
         self._backoff = Backoff(options.backoff_first_s, options.backoff_max_s, router.rng)
+        self._is_pause_due = False  # the last attempt failed: back off before the next one
+        self._opened_s = 0.0  # when the read was opened last
         self._trouble_since_s: float | None = None  # time of the first failure since a server sent records
         self._moves = 0  # redirects since then
         self._patience_s = options.stall_s  # doubled by each stall since then
@@ -204,7 +206,8 @@ class ReadSession:
 
     async def _open(self) -> None:
         """Make one attempt to open the read at a proxy; a failure is raised or retried by `_on_trouble`."""
-        if self._moves > _MOVES_MAX:
+        if self._is_pause_due or self._moves > _MOVES_MAX:
+            self._is_pause_due = False
             await asyncio.sleep(self._router.pause_s(self._backoff))
         start = self._start if self._next is None else at_dlsn(self._next)
         incarnation = self._incarnation or None
@@ -233,10 +236,9 @@ class ReadSession:
             self._owed = 0
             self._expects_records = True
             self._connection = connection
+            self._opened_s = self._loop.time()
         except DLogError as error:
             self._on_trouble(error)
-        if self._connection is None and not self._ended:
-            await asyncio.sleep(self._router.pause_s(self._backoff))
 
     def _take(self, entries: proxy.Entries) -> list[RecordBatch]:
         """Decode one frame, without records that were delivered before."""
@@ -308,8 +310,14 @@ class ReadSession:
                 self._check_deadline("proxies redirect the read to each other")
 
     def _on_trouble(self, error: DLogError) -> None:
-        """The read was refused or its connection lost: raise the error if a retry cannot help."""
+        """The read was refused or its connection lost: raise the error if a retry cannot help.
+
+        Failures in a row are retried with back-off. Records end the row, and so does a read that stayed open for longer
+        than the longest pause: a follower of a silent stream goes on at once.
+        """
         failed = self._connection.address if self._connection is not None else None
+        if failed is not None and self._loop.time() - self._opened_s > self._options.backoff_max_s:
+            self._backoff.reset()
         self._leave()
         if isinstance(error, OwnedElsewhereError):
             self._location = error.location
@@ -317,6 +325,10 @@ class ReadSession:
             raise error
         elif isinstance(error, ConnectionLostError | RequestTimeoutError):
             self._avoid = failed
+        if self._location is not None:
+            self._moves += 1
+        else:
+            self._is_pause_due = True
         _log.info("read goes on at another proxy: stream=%s obstacle=%s", self.stream, error)
         self._check_deadline(error.message)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 import dlog
+from dlog.client.backoff import Backoff
 from dlog.errors import (
     DamagedError,
     InvalidRequestError,
@@ -418,6 +420,64 @@ async def test_a_read_that_proxies_send_to_and_fro_ends_with_an_error() -> None:
         with pytest.raises(RequestTimeoutError, match="redirect the read"):
             [r async for r in client.read("s")]
         assert len(double.of(proxy.Read)) < 500, "not at full speed"
+
+
+async def pauses_of(script: Script, reads: int, **options: Any) -> list[float]:
+    """The pauses of a follower, until it opens its read for the `reads`th time."""
+    pauses: list[float] = []
+    async with Double(role="read", script=script) as double, dlog.connect(double.target, **options) as client:
+        router = client._check(None)
+        pause_s = router.pause_s
+
+        def noted(backoff: Backoff) -> float:
+            pauses.append(pause_s(backoff))
+            return pauses[-1]
+
+        router.pause_s = noted  # type: ignore[method-assign]  # to see them
+        async with asyncio.TaskGroup() as group:
+            following = group.create_task(anext(client.read("s", follow=True)))
+            await double.wait(lambda: len(double.of(proxy.Read)) >= reads)
+            following.cancel()
+    return pauses
+
+
+@pytest.mark.parametrize("how", ["lost", "at the tail", "unavailable", "no owner", "redirected"])
+async def test_a_read_that_fails_again_and_again_after_it_was_opened_backs_off(how: str) -> None:
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if not isinstance(message, proxy.Read):
+            return False
+        match how:
+            case "unavailable":
+                peer.send(proxy.Failed(message.request, 503, "not now"))
+            case "no owner":
+                peer.send(proxy.Failed(message.request, 515, "no owner"))
+            case "redirected":
+                peer.send(proxy.Failed(message.request, 302, "elsewhere", peer.double.address))
+            case "at the tail":
+                peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.CAUGHT_UP))
+                asyncio.get_running_loop().call_soon(peer.cut)
+            case _:
+                peer.cut()
+        return True
+
+    free = 3 if how == "redirected" else 0
+    pauses = await pauses_of(script, free + 6, backoff_max_s=60.0, backoff_first_s=0.001)
+    assert len(pauses) == 5, "before each open but the first, and up to three redirects"
+    assert pauses[0] == 0.0
+    assert min(pauses[1:]) > 0.0
+
+
+async def test_a_follower_that_was_served_for_longer_than_the_longest_pause_goes_on_at_once() -> None:
+    longest_s = 0.01
+
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Read):
+            peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.CAUGHT_UP))
+            asyncio.get_running_loop().call_later(2 * longest_s, peer.cut)
+            return True
+        return False
+
+    assert await pauses_of(script, 6, backoff_max_s=longest_s) == [0.0] * 5
 
 
 async def test_who_waited_at_the_tail_for_long_is_given_time_to_find_another_proxy() -> None:
