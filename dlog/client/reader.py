@@ -89,7 +89,8 @@ class ReadSession:
         self._backoff = Backoff(options.backoff_first_s, options.backoff_max_s, router.rng)
         self._is_pause_due = False  # the last attempt failed: back off before the next one
         self._opened_s = 0.0  # when the read was opened last
-        self._trouble_since_s: float | None = None  # time of the first failure since a server sent records
+        # start of the first failure since a server sent records; None: there was none
+        self._trouble_since_s: float | None = None
         self._moves = 0  # redirects since then
         self._patience_s = options.stall_s  # doubled by each stall since then
         self._expects_records = True  # the tail was not reported since the open: the server should be sending records
@@ -177,12 +178,15 @@ class ReadSession:
 
         On a slow network records may still be in transit, so the server is pinged first: its reply comes after all
         that it has sent, and the connection waits for it as long as bytes arrive. A server that searches for the tail
-        is silent too: each stall doubles the timeout (first `stall_s`), else the search would never finish.
+        is silent too: each stall doubles the timeout (first `stall_s`), else the search would never finish. No wait
+        is longer than what is left of `read_deadline_s`, which runs from the first wait or failure since records came.
         """
         if not self._expects_records:
             await self._wake.wait()
             return
-        stall_s = self._patience_s
+        now_s, deadline_s = self._loop.time(), self._options.read_deadline_s
+        since_s = self._trouble_since_s if self._trouble_since_s is not None else now_s
+        stall_s = max(0.0, min(self._patience_s, since_s + deadline_s - now_s))
         try:
             async with asyncio.timeout(stall_s):
                 await self._wake.wait()
@@ -195,8 +199,10 @@ class ReadSession:
             await self._wake.wait()
             ping.cancel()
         if not self._received:
-            self._patience_s = min(2 * stall_s, self._options.read_deadline_s)
-            self._on_trouble(RequestTimeoutError(f"no records from the proxy for {stall_s:g} s", outcome_unknown=False))
+            self._trouble_since_s = since_s
+            self._patience_s = min(2 * self._patience_s, deadline_s)
+            text = f"no records from the proxy for {stall_s:.3g} s"
+            self._on_trouble(RequestTimeoutError(text, outcome_unknown=False))
 
     async def _ping(self, connection: Connection) -> None:
         """Wake the reader when the server has answered. A lost connection is reported by `on_failed`."""
@@ -343,7 +349,7 @@ class ReadSession:
         now_s = self._loop.time()
         if self._trouble_since_s is None:
             self._trouble_since_s = now_s
-        elif now_s - self._trouble_since_s > self._options.read_deadline_s:
+        elif now_s - self._trouble_since_s >= self._options.read_deadline_s:
             raise RequestTimeoutError(
                 f"no proxy served this read for {self._options.read_deadline_s:g} s, last obstacle: {obstacle}",
                 outcome_unknown=False,

@@ -378,6 +378,26 @@ async def test_a_read_that_never_moves_ends_with_an_error() -> None:
             [r async for r in client.read("s")]
 
 
+@pytest.mark.parametrize("lost", [0, 2])
+async def test_a_read_whose_deadline_is_shorter_than_a_stall_ends_at_its_deadline(lost: int) -> None:
+    left, mute = [lost], silent(1000)
+
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Read) and left[0]:
+            left[0] -= 1
+            peer.cut()
+            return True
+        return mute(peer, message)
+
+    async with (
+        Double(role="read", script=script) as double,
+        dlog.connect(double.target, stall_s=1000.0, read_deadline_s=0.5) as client,
+        asyncio.timeout(90),
+    ):
+        with pytest.raises(RequestTimeoutError, match=r"no proxy served this read for 0\.5 s"):
+            [r async for r in client.read("s")]
+
+
 async def test_a_proxy_that_needs_longer_than_a_stall_to_find_the_tail_is_given_more_time_at_last() -> None:
     """Every proxy takes this long: leaving each for the next after the same time would go on for ever."""
     looking: set[asyncio.Task[None]] = set()
