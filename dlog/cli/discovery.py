@@ -4,7 +4,8 @@ Invariants:
 - A run file counts only while its `dlog up` runs, which holds the lock beside it.
 - The first source that names a cluster wins: flags (--connect, --zookeeper, --dir), the environment (DLOG_CONNECT,
   DLOG_ZOOKEEPER, DLOG_DIR), the `dlog up` of the working directory: its `.dlog`, itself, its other subdirectories.
-- Proxies and ZooKeeper come from one source. A source that names two clusters is an error.
+- Proxies and ZooKeeper come from one source. A source that names two clusters is an error, and so is a namespace that
+  the selected `dlog up` does not have.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlog.cli.output import CommandError, json_option
+from dlog.cli.parameters import NON_EMPTY_TEXT
 from dlog.client.address import parse_target
 from dlog.io.file_errors import named_errors
 
@@ -111,7 +113,7 @@ def is_locked(directory: Path) -> bool:
 def find_running(directory: str | None) -> RunningCluster | None:
     """The cluster that runs for `directory`, or, if that is None, for the working directory: in its `.dlog`, in itself,
     or in another subdirectory. Raises CommandError if clusters run in several of these."""
-    if directory:
+    if directory is not None:
         return read_run_file(Path(directory))
     here = Path.cwd()
     for folder in (here / DEFAULT_DIR, here):
@@ -138,21 +140,23 @@ class Cluster:
     objects_root: str = ""
 
     def stores(self) -> StoresOptions:
-        """How its segments are reached: from the environment, and from what is known of a running `dlog up`, whose
-        topics are those that it names, whatever the environment has for regions. Raises ConfigError."""
+        """How its segments are reached: as a running `dlog up` says, and as the environment does for what that says
+        nothing of. Raises ConfigError."""
         from dlog.io.stores import load_stores
 
-        directory = os.environ.get("DLOG_FILE_DIRECTORY") or self.file_directory
-        root = os.environ.get("DLOG_OBJECTS_ROOT") or self.objects_root
-        topics = {"kafka.topics": self.kafka_topics} if self.kafka_topics else {}
-        return load_stores(None, {"file.directory": directory, "objects.root": root, **topics})
+        known = {
+            "file.directory": self.file_directory,
+            "objects.root": self.objects_root,
+            "kafka.topics": self.kafka_topics,
+        }
+        return load_stores(None, {option: value for option, value in known.items() if value})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
     """What one source, the flags or the environment, names."""
 
-    names: tuple[str, str, str]  # of connect, zookeeper and directory, as a user writes them
+    names: tuple[str, str, str, str]  # of connect, zookeeper, directory and namespace, as a user writes them
     connect: str
     zookeeper: str
     directory: str
@@ -162,7 +166,7 @@ class _Source:
     def named(self) -> str:
         """The names of the values that it has, for a message."""
         values = (self.connect, self.zookeeper, self.directory)
-        return " and ".join(name for name, value in zip(self.names, values, strict=True) if value)
+        return " and ".join(name for name, value in zip(self.names[:3], values, strict=True) if value)
 
 
 def find_cluster(
@@ -177,18 +181,18 @@ def find_cluster(
     """The cluster named by the flags (the arguments), else by the environment, else by the working directory.
 
     Proxies and ZooKeeper come from the same source, so that no command uses the proxies of one cluster and the
-    ZooKeeper of another. Raises CommandError if no source names a cluster, or if the source lacks what the command
-    needs or names two clusters.
+    ZooKeeper of another. A namespace of the environment does not count with a directory that a flag names. Raises
+    CommandError if no source names a cluster, or if the source lacks what the command needs or names two clusters.
     """
     flags = _Source(
-        names=("--connect", "--zookeeper", "--dir"),
+        names=("--connect", "--zookeeper", "--dir", "--namespace"),
         connect=connect or "",
         zookeeper=hosts or "",
         directory=directory or "",
         namespace=namespace or "",
     )
     variables = _Source(
-        names=("DLOG_CONNECT", "DLOG_ZOOKEEPER", "DLOG_DIR"),
+        names=("DLOG_CONNECT", "DLOG_ZOOKEEPER", "DLOG_DIR", "DLOG_NAMESPACE"),
         connect=os.environ.get("DLOG_CONNECT", ""),
         zookeeper=os.environ.get("DLOG_ZOOKEEPER", ""),
         directory=os.environ.get("DLOG_DIR", ""),
@@ -204,17 +208,24 @@ def find_cluster(
     elif source.directory:
         running = _running_of(source)
     else:
-        known = flags.namespace or variables.namespace
+        known = flags if flags.namespace else variables
         return _named(source, known, need_proxies=need_proxies, need_zookeeper=need_zookeeper)
-    wanted = flags.namespace or (variables.namespace if source is not flags else "")
-    return _cluster_of(running, wanted)
+    return _cluster_of(running, variables if source is not flags and not flags.namespace else flags)
 
 
-def _cluster_of(running: RunningCluster, namespace: str, connect: str = "") -> Cluster:
+def _cluster_of(running: RunningCluster, given: _Source, connect: str = "") -> Cluster:
+    """The cluster of a `dlog up`. given: what names a namespace. Raises CommandError if that is another one."""
+    if given.namespace and given.namespace.rstrip("/") != running.namespace:
+        raise CommandError(
+            f"{given.names[3]}={given.namespace} is not the namespace of the `dlog up` in {running.directory}, "
+            f"which has {running.namespace}",
+            f"leave it out; for another namespace on that ZooKeeper, give {given.names[1]}={running.zookeeper}, too, "
+            f"and no directory",
+        )
     return Cluster(
         connect or running.connect,
         running.zookeeper,
-        namespace or running.namespace,
+        running.namespace,
         running.file_directory,
         running.kafka_topics,
         running.objects_root,
@@ -250,21 +261,21 @@ def _running_of(source: _Source) -> RunningCluster:
     return running
 
 
-def _named(source: _Source, namespace: str, *, need_proxies: bool, need_zookeeper: bool) -> Cluster:
-    """The cluster of a source that names no directory. A missing value is taken from the `dlog up` of the working
-    directory only if that is the same cluster."""
+def _named(source: _Source, known: _Source, *, need_proxies: bool, need_zookeeper: bool) -> Cluster:
+    """The cluster of a source that names no directory. known: what names the namespace. A missing value is taken from
+    the `dlog up` of the working directory only if that is the same cluster."""
     connect, hosts = source.connect, source.zookeeper
     if (need_proxies and not connect) or (need_zookeeper and not hosts):
         running = find_running(None)
         if running is not None and _serves(running, connect) and _same_hosts(running.zookeeper, hosts):
-            return _cluster_of(running, namespace, connect)
+            return _cluster_of(running, known, connect)
         missing = source.names[0] if not connect else source.names[1]
         raise CommandError(
             f"{source.named} is given and {missing} is not, and the command needs both: "
             "the proxies and the ZooKeeper of one cluster",
             f"add {missing}, or give neither and use --dir DIR of a running `dlog up`",
         )
-    return Cluster(connect, hosts, namespace or NAMESPACE)
+    return Cluster(connect, hosts, known.namespace or NAMESPACE)
 
 
 def _serves(running: RunningCluster, connect: str) -> bool:
@@ -311,6 +322,7 @@ def _connect_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--connect",
         metavar="dlog://HOST:PORT[,...]",
+        type=NON_EMPTY_TEXT,
         help="Proxies of the cluster (or set DLOG_CONNECT). Default: the `dlog up` of this directory.",
     )(command)
 
@@ -319,12 +331,14 @@ def _zookeeper_option(command: Callable[..., Any]) -> Callable[..., Any]:
     command = click.option(
         "--namespace",
         metavar="PATH",
+        type=NON_EMPTY_TEXT,
         help=f"Znode that contains the streams (or set DLOG_NAMESPACE). Default {NAMESPACE}.",
     )(command)
     return click.option(
         "--zookeeper",
         "hosts",
         metavar="HOST:PORT[,...]",
+        type=NON_EMPTY_TEXT,
         help="ZooKeeper of the cluster (or set DLOG_ZOOKEEPER). Default: the `dlog up` of this directory.",
     )(command)
 
@@ -334,5 +348,6 @@ def _dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "--dir",
         "directory",
         metavar="DIR",
+        type=NON_EMPTY_TEXT,
         help="Directory of the running `dlog up` to use (or set DLOG_DIR).",
     )(command)

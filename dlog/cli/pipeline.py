@@ -132,9 +132,9 @@ def run(
     if cluster is None:
         cluster = find_cluster(hosts=hosts, namespace=namespace, directory=directory, need_zookeeper=True)
     if cluster.file_directory:
-        os.environ.setdefault("DLOG_FILE_DIRECTORY", cluster.file_directory)  # for Spark's workers, too
+        os.environ["DLOG_FILE_DIRECTORY"] = cluster.file_directory  # for Spark's workers, too
     if cluster.objects_root:
-        os.environ.setdefault("DLOG_OBJECTS_ROOT", cluster.objects_root)
+        os.environ["DLOG_OBJECTS_ROOT"] = cluster.objects_root
     if cluster.kafka_topics:
         os.environ["DLOG_KAFKA_TOPICS"] = cluster.kafka_topics
     selection = Selection(zookeeper=cluster.zookeeper, namespace=cluster.namespace, streams=streams, pattern=pattern)

@@ -35,6 +35,7 @@ from dlog.cli.output import (
     output,
     say_json,
 )
+from dlog.cli.parameters import NON_EMPTY_TEXT
 from dlog.cli.parts import ProcessPart, SupervisedProcess, ZooKeeperPart, last_words
 from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, write_plan
 from dlog.cli.screen import Screen, open_screen
@@ -63,6 +64,7 @@ _PROXIES = "Number. Default: as before, 2 at first, or one in each region."
     "directory",
     envvar="DLOG_DIR",
     metavar="DIR",
+    type=NON_EMPTY_TEXT,
     default=DEFAULT_DIR,
     show_default=True,
     help="Directory of the cluster's data, logs and plan.",
@@ -86,12 +88,14 @@ _PROXIES = "Number. Default: as before, 2 at first, or one in each region."
 @click.option(
     "--kafka",
     metavar="HOST:PORT[,...]",
+    type=NON_EMPTY_TEXT,
     help="Brokers of Kafka, for streams on Kafka; with --bookies 0 new streams lie there. Or file:///path, for topics "
     "in a directory. Default: as before.",
 )
 @click.option(
     "--objects",
     metavar="ROOT",
+    type=NON_EMPTY_TEXT,
     help="Where the stores s3 and s3-direct have their objects, s3://bucket/prefix or file:///path; with --bookies 0 "
     "new streams lie there (s3-direct). Default: as before, `objects` in the directory at first.",
 )
@@ -102,14 +106,21 @@ _PROXIES = "Number. Default: as before, 2 at first, or one in each region."
     type=click.IntRange(1, 65535),
     help="Of the first write proxy; others count on from it. Default: free ones.",
 )
-@click.option("--host", help="Address to listen on. Default: as before, 127.0.0.1 at first.")
-@click.option("--zookeeper", metavar="HOST:PORT[,...]", help="Use this ZooKeeper instead of starting one.")
+@click.option("--host", type=NON_EMPTY_TEXT, help="Address to listen on. Default: as before, 127.0.0.1 at first.")
+@click.option(
+    "--zookeeper",
+    metavar="HOST:PORT[,...]",
+    type=NON_EMPTY_TEXT,
+    help="Use this ZooKeeper instead of starting one.",
+)
 @click.option(
     "--zookeeper-heap-mib",
     type=click.IntRange(min=HEAP_USABLE_MIN_MIB),
     help="JVM heap of the ZooKeeper started here. Default: 1/8 of the memory, 128 to 1024.",
 )
-@click.option("--namespace", metavar="PATH", help="Znode that contains the streams. Default /dlog.")
+@click.option(
+    "--namespace", metavar="PATH", type=NON_EMPTY_TEXT, help="Znode that contains the streams. Default /dlog."
+)
 @click.option(
     "--config", type=click.Path(), metavar="FILE", help="TOML file: [up], [bookie], [write], [read], [recovery]."
 )

@@ -8,6 +8,7 @@ import click
 
 from dlog.cli.discovery import find_cluster
 from dlog.cli.output import size_text
+from dlog.cli.parameters import NON_EMPTY_TEXT
 from dlog.cli.pipeline import job_options, run
 from dlog.options import parse_duration_s
 
@@ -34,7 +35,12 @@ if TYPE_CHECKING:
     metavar="TIME",
     help="Age at which files of killed runs are deleted.",
 )
-@click.option("--connect", metavar="dlog://HOST:PORT", help="Proxies (or set DLOG_CONNECT). Default: all.")
+@click.option(
+    "--connect",
+    metavar="dlog://HOST:PORT",
+    type=NON_EMPTY_TEXT,
+    help="Proxies (or set DLOG_CONNECT). Default: all.",
+)
 def offload(
     to: str,
     older_than: str,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dlog.cli import pipeline
+from dlog.cli.discovery import Cluster
 from dlog.cli.main import main
 from dlog.cli.output import CommandError
 
@@ -53,6 +55,18 @@ def test_a_report_that_cannot_be_written_is_told_after_the_job(monkeypatch: pyte
     assert not raised.value.misused
     done = run(monkeypatch, lambda *_: Report(job="job", findings=[{}]), report_file=str(tmp_path / "report"))
     assert done[1] == 2 and '"verdict": "findings"' in (tmp_path / "report").read_text()
+
+
+def test_a_job_reads_segments_where_the_cluster_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dlog.spark.jobs.frame import Report
+
+    for name in ("DLOG_FILE_DIRECTORY", "DLOG_OBJECTS_ROOT", "DLOG_KAFKA_TOPICS"):
+        monkeypatch.setenv(name, "file:///of/another/cluster")
+    cluster = Cluster("", "h:1", "/dlog", "/its/files", "kafka://its:1", "s3://its/objects")
+    run(monkeypatch, lambda *_: Report(job="job"), cluster=cluster)
+    assert os.environ["DLOG_FILE_DIRECTORY"] == "/its/files"
+    assert os.environ["DLOG_OBJECTS_ROOT"] == "s3://its/objects"
+    assert os.environ["DLOG_KAFKA_TOPICS"] == "kafka://its:1"
 
 
 WRONG_REGION = {

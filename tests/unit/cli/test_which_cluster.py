@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,12 +153,11 @@ def test_what_is_said_nearest_wins(running: RunningCluster, monkeypatch: pytest.
     of_here = ("dlog://h:2,h:3", "h:9,i:9", "/mine")
     assert found() == of_here
     monkeypatch.setenv("DLOG_NAMESPACE", "/env")
-    assert found() == (*of_here[:2], "/env")
     monkeypatch.setenv("DLOG_CONNECT", "dlog://e:1")
     monkeypatch.setenv("DLOG_ZOOKEEPER", "e:2")
     assert found() == ("dlog://e:1", "e:2", "/env")
     assert found(directory=running.directory) == of_here, "a directory says its namespace, nearer than the environment"
-    assert found(directory=running.directory, namespace="/flag") == (*of_here[:2], "/flag")
+    assert found(directory=running.directory, namespace="/mine/") == of_here
     assert found(connect="f:1", hosts="f:2") == ("f:1", "f:2", "/env")
     with pytest.raises(CommandError, match="--connect is given and --zookeeper is not"):
         found(connect="f:1")
@@ -180,3 +180,59 @@ def test_the_same_cluster_said_twice_is_no_contradiction(
     monkeypatch.setenv("DLOG_CONNECT", "e:1")
     with pytest.raises(CommandError, match="DLOG_CONNECT and DLOG_DIR name two clusters"):
         find_cluster(**both)
+
+
+def test_a_namespace_that_the_directory_does_not_have_is_refused(
+    running: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxies serve one namespace; with another one a command would mix two sets of streams."""
+
+    def refused(by: str, **given: str) -> None:
+        with pytest.raises(CommandError) as caught:
+            find_cluster(**given, need_proxies=True, need_zookeeper=True)
+        assert by in caught.value.message and running.directory in caught.value.message
+        assert "/mine" in caught.value.message
+        assert "h:9,i:9" in caught.value.next_step
+
+    refused("--namespace=/flag", directory=running.directory, namespace="/flag")
+    refused("--namespace=/flag", namespace="/flag")
+    refused("--namespace=/flag", connect="h:2", namespace="/flag")  # completed from the working directory
+    monkeypatch.setenv("DLOG_NAMESPACE", "/env")
+    refused("DLOG_NAMESPACE=/env")
+    refused("DLOG_NAMESPACE=/env", connect="h:2")
+    monkeypatch.setenv("DLOG_DIR", running.directory)
+    refused("DLOG_NAMESPACE=/env")
+    refused("--namespace=/flag", namespace="/flag")
+    assert find_cluster(namespace="/mine", need_zookeeper=True).namespace == "/mine", "the flag is nearer"
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "up"])
+def test_an_empty_value_is_not_taken_for_an_option_that_is_left_out(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--dir "$UNSET"` would go to the cluster of the environment."""
+    monkeypatch.setenv("DLOG_CONNECT", f"dlog://{ELSEWHERE}")
+    monkeypatch.setenv("DLOG_ZOOKEEPER", ELSEWHERE)
+    arguments, of = ("", "up") if name == "up" else COMMANDS[name]
+    flags = ["--dir"]
+    flags += ["--connect"] if of in (PROXIES, BOTH) else []
+    flags += ["--zookeeper", "--namespace"] if of != PROXIES else []
+    flags += ["--host", "--kafka", "--objects"] if name == "up" else []
+    for flag in flags:
+        for empty in ("", " "):
+            code = main([*name.split(), *arguments.split(), flag, empty])
+            assert code == (1 if name.startswith("pipeline") else 2)
+            said = capsys.readouterr().err
+            assert f"'{flag}': the value is empty" in said
+
+
+def test_a_running_cluster_says_where_its_segments_are(
+    running: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace(running, file_directory="/its/files", objects_root="file:///its/objects").write()
+    monkeypatch.setenv("DLOG_FILE_DIRECTORY", "/other/files")
+    monkeypatch.setenv("DLOG_OBJECTS_ROOT", "file:///other/objects")
+    stores = find_cluster(directory=running.directory, need_zookeeper=True).stores()
+    assert (stores.file.directory, stores.objects.root) == ("/its/files", "file:///its/objects")
+    stores = find_cluster(hosts=ELSEWHERE, need_zookeeper=True).stores()
+    assert (stores.file.directory, stores.objects.root) == ("/other/files", "file:///other/objects")

@@ -1,0 +1,32 @@
+"""Types of the options of commands, for click. What they refuse is wrong usage (exit 2)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+
+class NonEmptyText(click.types.StringParamType):
+    """Text with a character that is no space. An empty value is a shell variable without a value more often than a
+    wish for the default, and the default may be another cluster."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = super().convert(value, param, ctx)
+        if not text.strip():
+            self.fail("the value is empty; give one, or leave the option out", param, ctx)
+        return text
+
+
+class FiniteFloat(click.FloatRange):
+    """A number in a range. `nan` and `inf` are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
+
+
+NON_EMPTY_TEXT = NonEmptyText()
