@@ -6,6 +6,7 @@ Invariants:
   DLOG_ZOOKEEPER, DLOG_DIR), the `dlog up` of the working directory: its `.dlog`, itself, its other subdirectories.
 - Proxies and ZooKeeper come from one source. A source that names two clusters is an error, and so is a namespace that
   the selected `dlog up` does not have.
+- A file that the user may not read is an error, never taken for a cluster that does not run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +27,7 @@ import click
 from dlog.cli.output import CommandError, json_option
 from dlog.cli.parameters import NON_EMPTY_TEXT
 from dlog.client.address import parse_target
-from dlog.io.file_errors import named_errors
+from dlog.io.file_errors import describe_error, is_misuse, named_errors, owner_of
 
 if TYPE_CHECKING:
     from dlog.io.stores import StoresOptions
@@ -77,9 +79,11 @@ class RunningCluster:
 
 
 def read_run_file(directory: Path) -> RunningCluster | None:
-    """The cluster that runs for this directory, or None."""
+    """The cluster that runs for this directory, or None. Raises CommandError if its files cannot be read."""
     try:
-        content = json.loads((directory / RUN_FILE).read_text())
+        with _readable(directory):
+            text = (directory / RUN_FILE).read_text()
+        content = json.loads(text)
         parts = [RunningPart(**part) for part in content["parts"]]
         if not all(type(text) is str for part in parts for text in (part.role, part.address)):
             return None
@@ -93,26 +97,48 @@ def read_run_file(directory: Path) -> RunningCluster | None:
             kafka_topics=str(content.get("kafka_topics", "")),
             objects_root=str(content.get("objects_root", "")),
         )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return running if is_locked(directory) else None
 
 
 def is_locked(directory: Path) -> bool:
-    """Whether a `dlog up` runs for this directory."""
+    """Whether a `dlog up` runs for this directory. Raises CommandError if its lock cannot be read."""
     try:
-        with (directory / LOCK_FILE).open("rb") as lock:
+        with _readable(directory), (directory / LOCK_FILE).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
     except BlockingIOError:
         return True
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+class _UnreadableError(CommandError):
+    """The user may not read the files of a directory in which a cluster may run."""
+
+
+@contextmanager
+def _readable(directory: Path) -> Iterator[None]:
+    """Turns an OSError about a file of the directory into _UnreadableError, except that it is absent or locked."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, BlockingIOError):
+        raise
+    except OSError as error:
+        owner = owner_of(Path(error.filename or directory))
+        raise _UnreadableError(
+            f"cannot see whether a `dlog up` runs for {directory}: {describe_error(error)}",
+            f"run the command as {owner}, who owns the path, or get the right to read it and to search its directory; "
+            "or name the cluster with --connect or --zookeeper",
+            misused=is_misuse(error),
+        ) from None
 
 
 def find_running(directory: str | None) -> RunningCluster | None:
     """The cluster that runs for `directory`, or, if that is None, for the working directory: in its `.dlog`, in itself,
-    or in another subdirectory. Raises CommandError if clusters run in several of these."""
+    or in another subdirectory. Raises CommandError if clusters run in several of these, or if none is found and files
+    cannot be read."""
     if directory is not None:
         return read_run_file(Path(directory))
     here = Path.cwd()
@@ -120,10 +146,21 @@ def find_running(directory: str | None) -> RunningCluster | None:
         running = read_run_file(folder)
         if running is not None:
             return running
-    found = [running for running in map(read_run_file, _subdirectories(here)) if running is not None]
+    found: list[RunningCluster] = []
+    unreadable: _UnreadableError | None = None
+    for folder in _subdirectories(here):
+        try:
+            running = read_run_file(folder)
+        except _UnreadableError as error:
+            unreadable = unreadable or error
+            continue
+        if running is not None:
+            found.append(running)
     if len(found) > 1:
         names = ", ".join(Path(running.directory).name for running in found)
         raise CommandError(f"several clusters run in subdirectories of {here}: {names}", "name one with --dir DIR")
+    if not found and unreadable is not None:
+        raise unreadable
     return found[0] if found else None
 
 

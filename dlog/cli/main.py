@@ -151,14 +151,12 @@ def _run(given: list[str], as_json: bool) -> int:
     except DLogError as error:
         return print_error(error, as_json=as_json)
     except OSError as error:
-        if not names_file(error):
+        explained = _explained(error)
+        if not isinstance(explained, DLogError):
             raise
-        return print_error(FileRefusedError(error), as_json=as_json)
+        return print_error(explained, as_json=as_json)
     except BaseExceptionGroup as group:
-        found = [
-            FileRefusedError(error) if isinstance(error, OSError) and names_file(error) else error
-            for error in leaves(group)
-        ]
+        found = [_explained(error) for error in leaves(group)]
         errors = [error for error in found if isinstance(error, DLogError)]
         if len(errors) < len(found):
             raise
@@ -169,6 +167,25 @@ def _run(given: list[str], as_json: bool) -> int:
     except KeyboardInterrupt:
         return EXIT_FAILED
     return result if isinstance(result, int) else EXIT_OK
+
+
+def _explained(error: BaseException) -> BaseException:
+    """An OSError as an error of the command, if it is about a file or the working directory; else the error itself."""
+    if isinstance(error, OSError) and names_file(error):
+        return FileRefusedError(error)
+    if isinstance(error, FileNotFoundError) and _is_working_directory_gone():
+        return CommandError(
+            "the working directory was deleted or moved away", "change into a directory that exists with `cd`"
+        )
+    return error
+
+
+def _is_working_directory_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from dlog.cli.discovery import NAMESPACE
 from dlog.cli.output import CommandError
 from dlog.hostport import bare_host, join_host_port
 from dlog.io.embedded_zookeeper import HEAP_USABLE_MIN_MIB
-from dlog.io.file_errors import named_errors
+from dlog.io.file_errors import describe_error, named_errors, owner_of
 from dlog.io.kafka_settings import parse_topics_address
 from dlog.io.listening import check_free, is_free
 from dlog.io.zookeeper_layout import StreamPaths
@@ -169,6 +169,11 @@ def read_plan(directory: Path) -> Plan | None:
         return plan
     except FileNotFoundError:
         return None
+    except PermissionError as error:
+        raise CommandError(
+            f"cannot read the plan of this cluster: {describe_error(error)}",
+            f"run `dlog up` as {owner_of(path)}, who owns the file, or get the right to read it",
+        ) from None
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CommandError(
             f"cannot read the plan of this cluster: {error}: file={path}",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
+import pwd
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 _MISUSED = {
     errno.EACCES: "run it as the user that owns the path, or choose another path",
@@ -54,3 +57,18 @@ def remedy_for(error: OSError) -> str:
 def is_misuse(error: OSError) -> bool:
     """Whether another path, user or mount is needed (exit 2) rather than that something failed (exit 1)."""
     return error.errno in _MISUSED
+
+
+def owner_of(path: Path) -> str:
+    """The name of the user that owns the path, or its nearest parent that this process can examine; `uid N` for a user
+    without a name, and `root` if it can examine none."""
+    for there in (path, *path.parents):
+        try:
+            uid = os.stat(there).st_uid
+        except OSError:
+            continue
+        try:
+            return pwd.getpwuid(uid).pw_name
+        except KeyError:
+            return f"uid {uid}"
+    return "root"

@@ -150,11 +150,13 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def dlog(*arguments: str, directory: Path, given: bytes = b"", timeout_s: float = PATIENCE_S) -> tuple[int, bytes, str]:
-    """Run one command; exit code, stdout, stderr."""
+def dlog(
+    *arguments: str, directory: Path, given: bytes = b"", timeout_s: float = PATIENCE_S, prefix: Sequence[str] = ()
+) -> tuple[int, bytes, str]:
+    """Run one command; exit code, stdout, stderr. prefix: the words before the command."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DLOG_")}
     done = subprocess.run(
-        [sys.executable, "-m", "dlog", *arguments],
+        [*prefix, sys.executable, "-m", "dlog", *arguments],
         input=given,
         capture_output=True,
         timeout=timeout_s,

@@ -1,4 +1,6 @@
 import fcntl
+import os
+import pwd
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from dlog.cli.discovery import (
     zookeeper,
 )
 from dlog.cli.output import CommandError
+from tests.unprivileged import modes_count
 
 
 def running(directory: Path) -> RunningCluster:
@@ -57,6 +60,43 @@ def test_what_runs_here_is_found(place: str, tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv("DLOG_KAFKA_TOPICS", "file:///regions/of/something/else")
         assert find_cluster(need_zookeeper=True).stores().kafka.topics == "kafka://k:1"
         assert find_cluster(need_zookeeper=True).stores().objects.root == "s3://logs/x"
+
+
+@pytest.mark.parametrize("name", ["", RUN_FILE, LOCK_FILE])
+@pytest.mark.parametrize("place", [".dlog", "data"])
+@pytest.mark.parametrize("is_named", [True, False])
+def test_files_that_the_user_may_not_read_are_named(
+    name: str, place: str, is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster of another user runs there; the advice to start one was wrong."""
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / place
+    directory.mkdir()
+    running(directory).write()
+    with (directory / LOCK_FILE).open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (directory / name).chmod(0)
+        try:
+            with modes_count(), pytest.raises(CommandError) as caught:
+                target(None, str(directory) if is_named else None)
+        finally:
+            (directory / name).chmod(0o700)
+    told = caught.value
+    assert "cannot see whether a `dlog up` runs" in told.message
+    assert "permission denied" in told.message and str(directory / name) in told.message
+    assert f"as {pwd.getpwuid(os.geteuid()).pw_name}" in told.next_step and "right to read" in told.next_step
+
+
+def test_a_subdirectory_that_cannot_be_read_hides_no_cluster_in_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "closed").mkdir(0)
+    (tmp_path / "open").mkdir()
+    running(tmp_path / "open").write()
+    with (tmp_path / "open" / LOCK_FILE).open("wb") as lock, modes_count():
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert find_running(None) == running(tmp_path / "open")
 
 
 def test_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,3 +145,17 @@ def test_advice(error: DLogError, advice: str) -> None:
 
 def test_an_error_without_advice_of_its_own_explains_itself() -> None:
     assert next_step(InvalidRequestError("how it is written")) is None
+
+
+@pytest.mark.parametrize("command", ["ls", "up --dir zz", "bookie fsck x", "cluster status --dir zz"])
+def test_a_working_directory_that_is_gone_is_told(
+    command: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = elsewhere / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(command.split()) == EXIT_MISUSED
+    said = capsys.readouterr().err
+    assert "the working directory was deleted" in said or "zz" in said, said
+    assert "next: " in said

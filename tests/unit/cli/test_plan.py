@@ -1,3 +1,5 @@
+import os
+import pwd
 import random
 import socket
 from pathlib import Path
@@ -7,6 +9,7 @@ import pytest
 from dlog.cli.output import CommandError
 from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, read_plan, write_plan
 from dlog.errors import ConfigError
+from tests.unprivileged import modes_count
 
 
 def plan_of(directory: Path, **options: int | str) -> Plan:
@@ -155,6 +158,15 @@ def test_a_plan_that_cannot_be_read_is_told(text: str, tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text(text)
     with pytest.raises(CommandError, match="cannot read the plan"):
         read_plan(tmp_path)
+
+
+def test_a_plan_that_the_user_may_not_read_is_told_with_its_owner(tmp_path: Path) -> None:
+    write_plan(tmp_path, plan_of(tmp_path))
+    (tmp_path / "cluster.json").chmod(0)
+    with modes_count(), pytest.raises(CommandError, match="permission denied") as caught:
+        read_plan(tmp_path)
+    assert str(tmp_path / "cluster.json") in caught.value.message
+    assert f"as {pwd.getpwuid(os.geteuid()).pw_name}, who owns the file" in caught.value.next_step
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from dlog.stores.file.options import FileStoreOptions
 from dlog.stores.s3_direct.options import ObjectsOptions
 from dlog.wire.entry import ENTRY_BYTES_MAX, RECORD_OVERHEAD, Record, control_record, encode_entry
 from tests.unit.io.test_opening_stores import Identities
+from tests.unprivileged import modes_count
 
 NO_LEDGERS = cast(Any, None)  # no test here uses ledgers
 
@@ -122,10 +123,10 @@ def forbidden(tmp_path: Path) -> Iterator[Path]:
     tmp_path.chmod(0o700)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root is refused nothing")
 @pytest.mark.parametrize("name", ["", "new"])
 async def test_a_directory_of_another_user_is_named_with_what_to_do(name: str, forbidden: Path) -> None:
-    said = await refused(options(forbidden / name))
+    with modes_count():
+        said = await refused(options(forbidden / name))
     assert "run it as the user that owns the path" in said and str(forbidden) in said
 
 
