@@ -15,7 +15,6 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -28,6 +27,7 @@ from dlog.cli.output import CommandError, json_option
 from dlog.cli.parameters import NON_EMPTY_TEXT
 from dlog.client.address import parse_target
 from dlog.io.file_errors import describe_error, is_misuse, named_errors, owner_of
+from dlog.io.zookeeper_hosts import is_same_ensemble
 
 if TYPE_CHECKING:
     from dlog.io.stores import StoresOptions
@@ -321,7 +321,7 @@ def _serves(running: RunningCluster, connect: str) -> bool:
 
 
 def _same_hosts(hosts: str, given: str) -> bool:
-    return not given or {*re.split(r"[,;\s]+", hosts)} == {*re.split(r"[,;\s]+", given.strip())}
+    return not given or is_same_ensemble(hosts, given)
 
 
 def _no_cluster(is_zookeeper: bool) -> CommandError:

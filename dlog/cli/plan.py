@@ -2,7 +2,8 @@
 
 Invariants:
 - the port of a bookie is chosen at its first start and never changes: ledger metadata names bookies by address;
-- the number of bookies never decreases: entries on a missing bookie would be unavailable.
+- the number of bookies never decreases: entries on a missing bookie would be unavailable;
+- before the bookies start, what they need is written; all else once every part serves.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dlog.io.embedded_zookeeper import HEAP_USABLE_MIN_MIB
 from dlog.io.file_errors import describe_error, named_errors, owner_of
 from dlog.io.kafka_settings import parse_topics_address
 from dlog.io.listening import check_free, is_free
+from dlog.io.zookeeper_hosts import is_same_ensemble
 from dlog.io.zookeeper_layout import StreamPaths
 from dlog.options import option
 from dlog.stores.object_storage.locations import parse_root
@@ -130,6 +132,7 @@ def make_plan(directory: Path, options: UpOptions, rng: random.Random) -> Plan:
     be read; ConfigError for an invalid namespace, or an address of topics or objects that is none.
     """
     old = read_plan(directory)
+    options = replace(options, namespace=options.namespace.rstrip("/") or options.namespace)
     plan = old or Plan(
         host=bare_host(options.host) or HOST, namespace=options.namespace or NAMESPACE, zookeeper=options.zookeeper
     )
@@ -193,6 +196,13 @@ def _check_types(plan: Plan) -> None:
         raise ValueError("racks and regions must be numbers up to 64")
 
 
+def plan_for_bookies(old: Plan | None, plan: Plan) -> Plan:
+    """What must be kept before the bookies of `plan` start: their host and ports, and the metadata that has them.
+    Everything else is as in `old`, so that a wrong option of a start that fails is not there at the next one."""
+    before = old or Plan(host=plan.host, namespace=plan.namespace, zookeeper=plan.zookeeper)
+    return replace(before, bookies=plan.bookies, zookeeper_port=plan.zookeeper_port)
+
+
 def write_plan(directory: Path, plan: Plan) -> None:
     """Write the plan into its directory, atomically."""
     path = directory / PLAN_FILE
@@ -242,7 +252,7 @@ def _check_change(old: Plan, options: UpOptions) -> None:
             f"bookies={options.bookies}",
             f"use --bookies {len(old.bookies)} or more, or omit it",
         )
-    if options.zookeeper and options.zookeeper != old.zookeeper_hosts:
+    if options.zookeeper and not is_same_ensemble(options.zookeeper, old.zookeeper_hosts):
         raise CommandError(
             f"this directory has another ZooKeeper: here={old.zookeeper_hosts} asked={options.zookeeper}",
             "omit --zookeeper, or use another --dir",

@@ -3,6 +3,7 @@
 Invariants:
 - parts start in the order of their dependencies (ZooKeeper, the cluster's root znode, bookies, recovery and proxies),
   but load their code at the same time; they stop in the reverse order, and proxies hand their streams over;
+- the plan is changed for good once every part serves (what bookies need: before they start);
 - a lock allows one `dlog up` per directory.
 """
 
@@ -37,7 +38,7 @@ from dlog.cli.output import (
 )
 from dlog.cli.parameters import NON_EMPTY_TEXT
 from dlog.cli.parts import ProcessPart, SupervisedProcess, ZooKeeperPart, last_words
-from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, write_plan
+from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, plan_for_bookies, read_plan, write_plan
 from dlog.cli.screen import Screen, open_screen
 from dlog.cli.topics import check_topics
 from dlog.errors import DLogError
@@ -150,16 +151,16 @@ def up(directory: str, config: str | None, as_json: bool, **flags: object) -> in
         ) from None
     with _locked(root):
         (root / RUN_FILE).unlink(missing_ok=True)  # left by a killed `dlog up`; its processes are gone
+        old = read_plan(root)
         plan = make_plan(root, options, random.Random(os.urandom(8)))
         check_ports(plan)
         topics = plan.kafka or (parse_topics_address(kafka.topics) if kafka.topics else "")
         check_topics(topics, is_given=bool(options.kafka))
         objects_root = plan.objects or objects.root or _default_objects_root(root)
         check_objects(objects_root, options=objects, is_given=bool(options.objects))
-        write_plan(root, plan)
         file_directory = str(Path(files.directory or root / "segments").absolute())
         places = _Places(file_directory, topics, objects_root)
-        cluster = _Cluster(root, plan, options, config, places, as_json)
+        cluster = _Cluster(root, plan, plan_for_bookies(old, plan), options, config, places, as_json)
         return asyncio.run(cluster.run())
 
 
@@ -179,6 +180,7 @@ class _Cluster:
         self,
         directory: Path,
         plan: Plan,
+        plan_for_bookies: Plan,
         options: UpOptions,
         config: str | None,
         places: _Places,
@@ -187,6 +189,7 @@ class _Cluster:
         self._directory = directory.absolute()
         self._places = places
         self._plan = plan
+        self._plan_for_bookies = plan_for_bookies
         self._config = str(Path(config).absolute()) if config else None
         self._as_json = as_json
         self._logs = self._directory / "logs"
@@ -252,8 +255,11 @@ class _Cluster:
         await self._start(group, self.zookeeper)
         await self._init_cluster()
         await asyncio.wait(early)
+        if self.bookies:
+            write_plan(self._directory, self._plan_for_bookies)
         await self._start(group, self.bookies)
         await self._start(group, [*self.recovery, *self.proxies])
+        write_plan(self._directory, self._plan)
         self._is_up = True
         running = self._write_run_file()
         if self._as_json:

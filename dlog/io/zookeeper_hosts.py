@@ -52,6 +52,12 @@ def split_hosts(text: str) -> tuple[list[tuple[str, int]], str]:
     return hosts, "/" + chroot if slash and chroot else ""
 
 
+def is_same_ensemble(one: str, other: str) -> bool:
+    """Whether two hosts strings name the same hosts, in any order, and the same chroot. Raises ConfigError."""
+    (hosts, chroot), (others, other_chroot) = split_hosts(one), split_hosts(other)
+    return set(hosts) == set(others) and chroot == other_chroot
+
+
 class Servers:
     """Iterates over the addresses of an ensemble without end. hosts: in the order in which they are tried."""
 

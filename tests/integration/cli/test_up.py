@@ -192,6 +192,22 @@ def test_a_taken_port_is_told_before_anything_starts(tmp_path: Path) -> None:
     assert "next:" in err
 
 
+def test_a_wrong_option_of_a_start_that_fails_is_not_kept(tmp_path: Path) -> None:
+    directory, config = tmp_path / "c", tmp_path / "wrong.toml"
+    config.write_text("[write]\nno_such_option = 1\n")
+    code, _, err = dlog("up", "--zookeeper", "127.0.0.1:1", directory=directory)
+    assert code == 1 and "cannot create the cluster" in err
+    wrong = ("--objects", f"file://{tmp_path}/wrong", "--racks", "2", "--config", str(config))
+    for _ in range(2):  # the first start, then a change
+        code, _, err = dlog("up", *SMALL, *wrong, directory=directory)
+        assert code == 2 and "no_such_option" in err
+        with up(directory, *SMALL) as right:
+            assert right.running.objects_root == f"file://{directory}/objects"
+        plan = read_plan(directory)
+        assert plan is not None
+        assert (plan.zookeeper, plan.objects, plan.racks, len(plan.write)) == ("", "", 0, 1)
+
+
 def test_an_unknown_option_of_a_part_is_told_and_nothing_is_left_running(tmp_path: Path) -> None:
     config = tmp_path / "dlog.toml"
     config.write_text("[write]\nno_such_option = 1\n")

@@ -2,12 +2,13 @@ import os
 import pwd
 import random
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dlog.cli.output import CommandError
-from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, read_plan, write_plan
+from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, plan_for_bookies, read_plan, write_plan
 from dlog.errors import ConfigError
 from tests.unprivileged import modes_count
 
@@ -190,6 +191,35 @@ def test_what_a_directory_has_is_kept_and_what_contradicts_it_is_refused(
     assert plan_of(tmp_path, **first) == plan, "the same said again"
     with pytest.raises(CommandError, match="this directory"):
         plan_of(tmp_path, **then)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({}, {"namespace": "/dlog/"}),
+        ({"namespace": "/other/"}, {"namespace": "/other"}),
+        ({"zookeeper": "zk:2181,zl:2181"}, {"zookeeper": "zl;zk:2181/"}),
+        ({"zookeeper": "zk:2181/chroot"}, {"zookeeper": "zk/chroot/"}),
+    ],
+)
+def test_another_spelling_is_no_contradiction(first: dict[str, str], then: dict[str, str], tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, **first)
+    assert plan.namespace in ("/dlog", "/other")
+    write_plan(tmp_path, plan)
+    assert plan_of(tmp_path, **then) == plan
+
+
+def test_before_bookies_start_only_what_they_need_is_kept(tmp_path: Path) -> None:
+    wrong = plan_of(tmp_path, objects="s3://wrong/x", kafka="k:1", racks=2, namespace="/mine", zookeeper="zk:1")
+    early = plan_for_bookies(None, wrong)
+    assert (early.bookies, early.zookeeper, early.namespace) == (wrong.bookies, "zk:1", "/mine")
+    assert (early.objects, early.kafka, early.racks, early.write) == ("", "", 0, [])
+    write_plan(tmp_path, early)
+    right = plan_of(tmp_path)
+    assert (right.bookies, right.objects, len(right.write), len(right.read)) == (wrong.bookies, "", 2, 2)
+    write_plan(tmp_path, right)
+    wrong = plan_of(tmp_path, bookies=4, objects="s3://wrong/x", regions=2, write_proxies=1)
+    assert plan_for_bookies(right, wrong) == replace(right, bookies=wrong.bookies)
 
 
 @pytest.mark.parametrize("host", ["a..b", "203.0.113.1", "no-such-host.invalid", "[h]"])

@@ -19,7 +19,7 @@ NAMES = {f"{role}-{number}" for role, count in ROLES.items() for number in range
 def test_each_part_has_its_own_name_log_and_place(tmp_path: Path, racks: int, regions: int) -> None:
     options = UpOptions(bookies=4, write_proxies=2, read_proxies=2, racks=racks, regions=regions)
     plan = make_plan(tmp_path, options, random.Random(1))
-    cluster = _Cluster(tmp_path, plan, options, None, _Places("segments", "", ""), as_json=False)
+    cluster = _Cluster(tmp_path, plan, plan, options, None, _Places("segments", "", ""), as_json=False)
     parts = [part for part in cluster.parts if isinstance(part, ProcessPart)]
     assert {part.name for part in parts} == NAMES and len(parts) == len(NAMES)
     for part in parts:

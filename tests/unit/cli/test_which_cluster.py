@@ -172,7 +172,7 @@ def test_the_same_cluster_said_twice_is_no_contradiction(
 ) -> None:
     both: dict[str, Any] = {"need_proxies": True, "need_zookeeper": True}
     assert find_cluster(connect="h:3", directory=running.directory, **both).zookeeper == "h:9,i:9"
-    assert find_cluster(hosts="i:9,h:9", directory=running.directory, **both).connect == running.connect
+    assert find_cluster(hosts="i:9;h:9/", directory=running.directory, **both).connect == running.connect
     monkeypatch.setenv("DLOG_CONNECT", running.connect)
     assert find_cluster(**both).zookeeper == "h:9,i:9", "as `dlog up` prints it, in its directory"
     monkeypatch.setenv("DLOG_DIR", running.directory)
