@@ -134,9 +134,15 @@ class Regions:
                         with suppress(TopicExistsError):  # another process creates it, too
                             await self.topics.create(paths[topic])
             await self._check(name, paths)
+            ids = {topic: await self.topics.topic_id(path) for topic, path in paths.items()}
+            if None in ids.values():
+                await self._check(name, paths)  # raises, unless it was created again meanwhile
+                raise UnavailableError(f"the region is deleted while it is opened: region={self.namespace}/{name}")
             region = self._opened[name] = Region(
                 name,
-                RegionTopics(self.topics, paths, is_owner=True),
+                RegionTopics(
+                    self.topics, paths, is_owner=True, ids={topic: found or "" for topic, found in ids.items()}
+                ),
                 self._options,
                 self._rng,
                 self.on_event,

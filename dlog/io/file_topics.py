@@ -50,6 +50,7 @@ from dlog.region.topics import (
     TopicExistsError,
     TopicNotFoundError,
     UnsafeTopicError,
+    topic_recreated,
 )
 from dlog.wire.digest import crc32c
 
@@ -159,14 +160,14 @@ class DirectoryTopics:
         if text != json.dumps({"topic": topic}).encode():
             raise UnsafeTopicError(f"the settings are not those of this topic: {self._directory(topic)}/settings")
 
-    def append(self, topic: str, records: Sequence[RecordBytes]) -> int:
+    def append(self, topic: str, records: Sequence[RecordBytes], topic_id: str = "") -> int:
         body = b"".join([part for key, value in records for part in (_LENGTHS.pack(len(key), len(value)), key, value)])
         size = len(body)
         if not records:
             raise ValueError("an append has at least one record")
         if size > FRAME_BYTES_MAX:
             raise InvalidRequestError(f"an append is too large, at most {FRAME_BYTES_MAX} bytes: bytes={size}")
-        with self._locked(topic) as directory:
+        with self._locked(topic, topic_id) as directory:
             path, end = self._recover(directory)
             if end.position > _FRAMES_AT and end.position + size > self._file_bytes_max:
                 self._finish(path, end)
@@ -217,8 +218,8 @@ class DirectoryTopics:
         with self._locked(topic) as directory:
             return self._first(directory), self._recover(directory)[1].offset
 
-    def delete_before(self, topic: str, offset: int) -> None:
-        with self._locked(topic) as directory:
+    def delete_before(self, topic: str, offset: int, topic_id: str = "") -> None:
+        with self._locked(topic, topic_id) as directory:
             first, (_, end) = self._first(directory), self._recover(directory)
             if offset > end.offset:
                 raise OffsetOutOfRangeError(
@@ -235,9 +236,7 @@ class DirectoryTopics:
                 self._disk.sync_dir(directory)
 
     def delete(self, topic: str, topic_id: str = "") -> None:
-        with suppress(TopicNotFoundError), self._held(topic) as directory:
-            if topic_id and self._id(directory) != topic_id:
-                return
+        with suppress(TopicNotFoundError), self._held(topic, topic_id) as directory:
             self._disk.unlink(f"{directory}/settings")
             self._disk.sync_dir(directory)
             self._remove(directory)
@@ -257,16 +256,16 @@ class DirectoryTopics:
             raise UnavailableError(f"the topic's directory: {why.lower()}: {self._directory(topic)}") from error
 
     @contextmanager
-    def _locked(self, topic: str) -> Iterator[str]:
+    def _locked(self, topic: str, topic_id: str = "") -> Iterator[str]:
         """Hold the lock of an existing topic, and look for unconfirmed frames (`_recover`) inside; after an error the
         next to hold it does so."""
-        with self._held(topic) as directory:
+        with self._held(topic, topic_id) as directory:
             yield directory
             self._recovered.add(topic)
 
     @contextmanager
-    def _held(self, topic: str) -> Iterator[str]:
-        """Hold the lock of an existing topic. Raises TopicNotFoundError."""
+    def _held(self, topic: str, topic_id: str = "") -> Iterator[str]:
+        """Hold the lock of an existing topic. topic_id: of that topic; "": of any. Raises TopicNotFoundError."""
         directory = self._directory(topic)
         with self._errors(topic):
             if not self._disk.exists(f"{directory}/settings"):
@@ -274,6 +273,8 @@ class DirectoryTopics:
             with self._lock(directory):
                 if not self._disk.exists(f"{directory}/settings"):
                     raise TopicNotFoundError(f"no such topic, create it first: topic={topic}")
+                if topic_id and self._id(directory) != topic_id:
+                    raise topic_recreated(topic)
                 yield directory
 
     def _id(self, directory: str) -> str:
@@ -397,8 +398,8 @@ class FileTopics:
     async def check(self, topic: str) -> None:
         await asyncio.to_thread(self._topics.check, topic)
 
-    async def append(self, topic: str, records: Sequence[RecordBytes]) -> int:
-        return await asyncio.to_thread(self._topics.append, topic, records)
+    async def append(self, topic: str, records: Sequence[RecordBytes], *, topic_id: str = "") -> int:
+        return await asyncio.to_thread(self._topics.append, topic, records, topic_id)
 
     async def read(self, topic: str, offset: int, bytes_max: int) -> list[Stored]:
         return await asyncio.to_thread(self._topics.read, topic, offset, bytes_max)
@@ -406,8 +407,8 @@ class FileTopics:
     async def offsets(self, topic: str) -> tuple[int, int]:
         return await asyncio.to_thread(self._topics.offsets, topic)
 
-    async def delete_before(self, topic: str, offset: int) -> None:
-        await asyncio.to_thread(self._topics.delete_before, topic, offset)
+    async def delete_before(self, topic: str, offset: int, *, topic_id: str = "") -> None:
+        await asyncio.to_thread(self._topics.delete_before, topic, offset, topic_id)
 
     async def delete(self, topic: str, topic_id: str = "") -> None:
         await asyncio.to_thread(self._topics.delete, topic, topic_id)

@@ -32,6 +32,7 @@ from dlog.region.topics import (
     Stored,
     TopicExistsError,
     TopicNotFoundError,
+    topic_recreated,
 )
 from dlog.stores.contract import MisconfiguredError
 
@@ -199,9 +200,12 @@ class KafkaTopics:
         and arrives later. None: the option `transactional_ids` is off."""
         return TopicOwner() if self.options.transactional_ids else None
 
-    async def append(self, topic: str, records: Sequence[RecordBytes], owner: TopicOwner | None = None) -> int:
+    async def append(
+        self, topic: str, records: Sequence[RecordBytes], owner: TopicOwner | None = None, *, topic_id: str = ""
+    ) -> int:
         """See Topics. Raises RecordTooLargeError for what does not fit into one batch, before anything is sent, and
-        OwnerRefusedError if a later owner has begun. Appends without an owner are never refused for that."""
+        OwnerRefusedError if a later owner has begun. Appends without an owner are never refused for that. A topic's id
+        is checked before the records are sent, since Kafka does not check it."""
         if not records:
             raise ValueError("an append has at least one record")
         self._check_open()
@@ -212,6 +216,7 @@ class KafkaTopics:
             delay_s = _RETRY_S
             while True:
                 try:
+                    await self._check_id(topic, topic_id)
                     producer = await self._producer(topic, owner)
                     try:
                         with producer.use():
@@ -269,11 +274,13 @@ class KafkaTopics:
 
         return await self._until_done("ask for offsets", topic, offsets)
 
-    async def delete_before(self, topic: str, offset: int) -> None:
+    async def delete_before(self, topic: str, offset: int, *, topic_id: str = "") -> None:
+        """See Topics. The topic's id is checked before the request is sent, since Kafka does not check it."""
         if offset < 0:
             raise ValueError(f"an offset is 0 or above: offset={offset}")
 
         async def delete() -> None:
+            await self._check_id(topic, topic_id)
             if not await self._brokers.delete_records(topic, offset):
                 first, end = await self._brokers.offsets(topic)
                 if offset > end:
@@ -329,6 +336,11 @@ class KafkaTopics:
             f"brokers={','.join(self._bootstrap)} reason={why}",
             outcome_unknown=is_unknown,
         )
+
+    async def _check_id(self, topic: str, topic_id: str) -> None:
+        """Raise TopicNotFoundError unless the topic has this id; "": any will do."""
+        if topic_id and topic_id not in await self._brokers.topic_ids(topic):
+            raise topic_recreated(topic)
 
     def _check_open(self) -> None:
         if self._is_closed:

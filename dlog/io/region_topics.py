@@ -26,6 +26,7 @@ from dlog.region.messages import (
     TopicFailed,
 )
 from dlog.region.topics import Topics
+from dlog.wire.region import RecordKind
 
 READ_BYTES = 1 * MiB  # of a topic, at once
 REQUESTS_MAX = 10_000  # pending requests of one machine
@@ -33,28 +34,45 @@ REQUESTS_MAX = 10_000  # pending requests of one machine
 
 class RegionTopics:
     """The two topics of one region. paths: their names. is_owner: for the owner of the region; with the option
-    `transactional_ids` Kafka's brokers then refuse what former owners append to the data topic."""
+    `transactional_ids` Kafka's brokers then refuse what former owners append to the data topic.
 
-    def __init__(self, topics: Topics, paths: Mapping[Topic, str], *, is_owner: bool = False) -> None:
+    ids: of the topics, from before the region is loaded: only these are changed, so that an owner whose region was
+    deleted and created again does not touch the next one. Kafka's batches are not checked; they do not count there.
+    Empty: no region has the name of an earlier one.
+    """
+
+    def __init__(
+        self,
+        topics: Topics,
+        paths: Mapping[Topic, str],
+        *,
+        is_owner: bool = False,
+        ids: Mapping[Topic, str] | None = None,
+    ) -> None:
         self.topics = topics
         self.paths = paths
+        self._ids = ids or {}
         self._owner = topics.new_owner() if is_owner and isinstance(topics, KafkaTopics) else None
 
     async def ask(self, topic: Topic, question: Question) -> Reply:
         """Perform a question. Raises what the topics raise."""
         topics, path, number = self.topics, self.paths[topic], question.number
+        topic_id = self._ids.get(topic, "")
         match question:
-            case AppendRecords(_, records) if topic is Topic.DATA and self._owner is not None:
-                assert isinstance(topics, KafkaTopics), "only Kafka refuses owners"
-                return RecordsAppended(number, await topics.append(path, records, self._owner))
             case AppendRecords(_, records):
-                return RecordsAppended(number, await topics.append(path, records))
+                if isinstance(topics, KafkaTopics) and topic is Topic.DATA:
+                    if records[0][0][0] == RecordKind.ENTRY:
+                        topic_id = ""  # it would cost another request, and a batch counts only behind its owner's fence
+                    if self._owner is not None:
+                        first = await topics.append(path, records, self._owner, topic_id=topic_id)
+                        return RecordsAppended(number, first)
+                return RecordsAppended(number, await topics.append(path, records, topic_id=topic_id))
             case ReadRecords(_, offset):
                 return RecordsRead(number, tuple(await topics.read(path, offset, READ_BYTES)))
             case AskOffsets():
                 return OffsetsFound(number, *await topics.offsets(path))
             case DeleteBefore(_, offset):
-                await topics.delete_before(path, offset)
+                await topics.delete_before(path, offset, topic_id=topic_id)
                 return BeforeDeleted(number)
 
 

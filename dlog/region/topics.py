@@ -53,6 +53,11 @@ class OwnerRefusedError(FencedError):
     code = 567
 
 
+def topic_recreated(topic: str) -> TopicNotFoundError:
+    """The error for a topic that has another id than the caller's."""
+    return TopicNotFoundError(f"the topic was deleted and created again, close and open the region: topic={topic}")
+
+
 class Stored(NamedTuple):
     """A record in a topic."""
 
@@ -85,9 +90,11 @@ class Topics(Protocol):
         appended could be lost."""
         ...
 
-    async def append(self, topic: str, records: Sequence[RecordBytes]) -> int:
+    async def append(self, topic: str, records: Sequence[RecordBytes], *, topic_id: str = "") -> int:
         """Append records together; returns the offset of the first. Raises TopicNotFoundError, and ValueError for no
-        records. A cancelled or failed call may have appended them, or still append them later."""
+        records. A cancelled or failed call may have appended them, or still append them later.
+
+        topic_id: only to the topic with this id, else TopicNotFoundError; "": to any."""
         ...
 
     async def read(self, topic: str, offset: int, bytes_max: int) -> Sequence[Stored]:
@@ -101,9 +108,9 @@ class Topics(Protocol):
         """The first offset that is not deleted, and the next that is given out. Raises TopicNotFoundError."""
         ...
 
-    async def delete_before(self, topic: str, offset: int) -> None:
+    async def delete_before(self, topic: str, offset: int, *, topic_id: str = "") -> None:
         """Delete the records below an offset, durably; those deleted before stay deleted. Raises TopicNotFoundError,
-        OffsetOutOfRangeError beyond the end."""
+        OffsetOutOfRangeError beyond the end. topic_id: as in `append`."""
         ...
 
     async def delete(self, topic: str, topic_id: str = "") -> None:

@@ -68,7 +68,16 @@ async def test_an_id_belongs_to_one_topic_of_a_name(topics: KafkaTopics) -> None
     second = await topics.topic_id(topic)
     assert second and second != first
     await topics.delete(topic, first)
+    for refused in (
+        topics.append(topic, [(b"", b"late")], topic_id=first),
+        topics.delete_before(topic, 1, topic_id=first),
+    ):
+        with pytest.raises(TopicNotFoundError, match="was deleted and created again"):
+            await refused
     assert await topics.read(topic, 0, 1) == [Stored(0, b"", b"new")]
+    assert await topics.append(topic, [(b"", b"newer")], topic_id=second) == 1
+    await topics.delete_before(topic, 1, topic_id=second)
+    assert await topics.offsets(topic) == (1, 2)
     for _ in range(2):
         await topics.delete(topic, second)
     assert not await topics.exists(topic)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -204,14 +205,14 @@ async def test_an_error_of_the_body_leaves_regions_as_itself_and_closes_the_topi
 
 
 class Appends:
-    """Changes the appends of some topics: delegates to `append`, which a test replaces."""
+    """Changes the appends of some topics: delegates to `append`, which a test replaces. Topic ids are not checked."""
 
     def __init__(self, regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
         self.topics = regions.topics
         self.really = regions.topics.append
         monkeypatch.setattr(regions.topics, "append", self._append)
 
-    async def _append(self, topic: str, records: Sequence[RecordBytes]) -> int:
+    async def _append(self, topic: str, records: Sequence[RecordBytes], *, topic_id: str = "") -> int:
         return await self.append(topic, records)
 
     async def append(self, topic: str, records: Sequence[RecordBytes]) -> int:
@@ -247,17 +248,20 @@ class HeldOwner:
         self.wake = asyncio.Event()
         self.wake.set()
         self.error: BaseException | None = None
-        self._really = regions.topics.append
+        self._really: Any = regions.topics.append
         monkeypatch.setattr(regions.topics, "append", self._append)
 
-    async def _append(self, topic: str, records: Sequence[RecordBytes], owner: TopicOwner | None = None) -> int:
-        assert isinstance(self._really.__self__, KafkaTopics)  # type: ignore[attr-defined]  # a bound method
+    async def _append(
+        self, topic: str, records: Sequence[RecordBytes], owner: TopicOwner | None = None, *, topic_id: str = ""
+    ) -> int:
+        assert isinstance(self._really.__self__, KafkaTopics)
         is_held = is_batch(records) and not self.wake.is_set()
         if is_held:
             self.is_held.set()
             await self.wake.wait()
         try:
-            return await self._really(topic, records, owner)  # type: ignore[call-arg]  # of KafkaTopics
+            offset: int = await self._really(topic, records, owner, topic_id=topic_id)
+            return offset
         except OwnerRefusedError as error:
             self.error = error
             raise

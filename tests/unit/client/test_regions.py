@@ -6,7 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +104,9 @@ class WatchedTopics:
     async def check(self, topic: str) -> None:
         await self._call("check", topic, self._topics.check(topic))
 
-    async def append(self, topic: str, records: Sequence[RecordBytes]) -> int:
+    async def append(self, topic: str, records: Sequence[RecordBytes], *, topic_id: str = "") -> int:
         kind = RecordKind(records[0][0][0]).name.lower()
-        offset: int = await self._call(f"append {kind}", topic, self._topics.append(topic, records))
+        offset: int = await self._call(f"append {kind}", topic, self._topics.append(topic, records, topic_id=topic_id))
         return offset
 
     async def read(self, topic: str, offset: int, bytes_max: int) -> list[Stored]:
@@ -119,8 +119,8 @@ class WatchedTopics:
         found: tuple[int, int] = await self._call("offsets", topic, self._topics.offsets(topic))
         return found
 
-    async def delete_before(self, topic: str, offset: int) -> None:
-        await self._call("delete_before", topic, self._topics.delete_before(topic, offset))
+    async def delete_before(self, topic: str, offset: int, *, topic_id: str = "") -> None:
+        await self._call("delete_before", topic, self._topics.delete_before(topic, offset, topic_id=topic_id))
 
     async def delete(self, topic: str, topic_id: str = "") -> None:
         await self._call("delete", topic, self._topics.delete(topic, topic_id))
@@ -326,6 +326,72 @@ async def test_a_deletion_that_is_frozen_leaves_the_next_region_alone(
         await heirs[0].close()
         heir = await others.open("orders")
         assert await listed(heir) == [(T, 1, b"new"), (T, 2, b"newer")]
+
+
+async def test_a_write_by_an_owner_whose_region_was_recreated_is_never_acknowledged(address: str) -> None:
+    async with regions(address) as made, regions(address) as others:
+        region = await made.open("orders", create=True)
+        await region.write(T, [b"old"] * 5)
+        await others.delete("orders")
+        heir = await others.open("orders", create=True)
+        await heir.write(T, [b"new"] * 5)  # the topic ends where the old one ended
+        with pytest.raises((TopicNotFoundError, RegionFencedError)):
+            await region.write(T, [b"late"])
+        assert await heir.write(T, [b"newer"]) == (6,)
+        assert [payload for _, _, payload in await listed(heir)] == [b"new"] * 5 + [b"newer"]
+
+
+@pytest.mark.parametrize("call", ["save", "clean", "write", "drop_table", "close"])
+async def test_an_owner_whose_region_was_recreated_does_not_touch_the_next_one(
+    watched: WatchedTopics, address: str, call: str
+) -> None:
+    async with regions(watched) as made, regions(address) as others:
+        region = await made.open("orders", create=True)
+        await region.write(T, [b"old"] * 5)
+        await region.mark_deleted(T, 6)
+        await others.delete("orders")
+        heir = await others.open("orders", create=True)
+        payloads = [b"new %d" % number for number in range(20)]
+        await heir.write(T, payloads)
+        arguments = {"write": (T, [b"old"]), "drop_table": (T,)}
+        with suppress(DLogError):
+            await getattr(region, call)(*arguments.get(call, ()))
+        with suppress(DLogError):
+            await region.write(T, [b"old"])
+        with suppress(DLogError):
+            await region.save()
+        assert [payload for _, _, payload in await listed(await others.view("orders"))] == payloads
+        await heir.close()
+        assert [payload for _, _, payload in await listed(await others.open("orders"))] == payloads
+
+
+async def test_a_cleaning_that_is_frozen_deletes_nothing_of_the_next_region(tmp_path: Path, address: str) -> None:
+    async with regions(WatchedTopics(tmp_path / "wal"), map_every=1) as made, regions(address) as others:
+        topics = made.topics
+        assert isinstance(topics, WatchedTopics)
+        region = await made.open("orders", create=True)
+        for _ in range(5):
+            await region.write(T, [b"old"])
+        await region.mark_deleted(T, 6)
+        gate = topics.gate("delete_before", DATA)
+        async with asyncio.TaskGroup() as group:
+            cleaning = group.create_task(_outcome(region.clean()))
+            await gate.is_reached.wait()
+            await others.delete("orders")
+            heir = await others.open("orders", create=True)
+            payloads = [b"new %d" % number for number in range(20)]
+            await heir.write(T, payloads)
+            gate.is_open.set()
+            assert isinstance(await cleaning, TopicNotFoundError)
+        assert [payload for _, _, payload in await listed(heir)] == payloads
+
+
+async def _outcome(call: Awaitable[Any]) -> Any:
+    """What the call returns, or its error."""
+    try:
+        return await call
+    except DLogError as error:
+        return error
 
 
 async def test_what_is_left_of_a_region_that_was_deleted_half_is_deleted(watched: WatchedTopics) -> None:
@@ -771,7 +837,7 @@ async def test_a_region_whose_topic_is_deleted_ends_with_the_reason(address: str
         with pytest.raises(TopicNotFoundError):
             await region.write(T, [b"a"])
         await open_topics(address).create(DATA)
-        with pytest.raises(RegionFencedError, match="the data topic ends before what was read"):
+        with pytest.raises(TopicNotFoundError, match="created again, close and open the region"):
             await region.write(T, [b"a"])
 
 

@@ -141,7 +141,15 @@ def test_an_id_belongs_to_one_topic_of_a_name(topics: DirectoryTopics, tmp_path:
     second = topics.topic_id(TOPIC)
     assert second and second != first
     topics.delete(TOPIC, first)
+    for refused in (
+        lambda: topics.append(TOPIC, [(b"", b"late")], first),
+        lambda: topics.delete_before(TOPIC, 1, first),
+    ):
+        with pytest.raises(TopicNotFoundError, match="was deleted and created again"):
+            refused()
     assert _values(topics) == [b"new"]
+    topics.delete_before(TOPIC, 1, second)
+    assert topics.append(TOPIC, [(b"", b"newer")], second) == 1
     topics.delete(TOPIC, second)
     topics.delete(TOPIC, second)
     assert not topics.exists(TOPIC)
