@@ -4,7 +4,7 @@ Invariants:
 - the next segment is listed while the current one still takes entries, so a new owner finds and fences both;
 - the next segment takes entries only after the current one is drained and sealed; writes wait meanwhile, none is
   refused;
-- a segment ends at the size and the age that the stream's settings had when it was opened;
+- a segment ends at the size and the age that the stream's settings had when it was opened, and at RECORDS_MAX records;
 - a segment that is begun after an alteration of the settings was answered has the altered ones.
 """
 
@@ -19,6 +19,9 @@ from dlog.machine import SetTimer
 from dlog.model.segment import Segment, StreamSettings
 
 AGE_TIMER = ("age",)
+#: records of a segment, after which the next one begins. Entries have positions of 32 bits, Java counts records up to
+#: 2**31 - 1, and a segment takes entries until the next one is listed
+RECORDS_MAX = 2**30
 _DEFAULTS = StreamSettings()
 
 
@@ -73,10 +76,10 @@ class SegmentRoller:
         if segment is None:
             return
         if self.state is Roll.NONE and segment.next_entry > 0 and t.phase is Phase.SERVING and not t.is_holding:
-            bytes_max = self._settings.segment_bytes
-            if t.allocation.is_due or segment.bytes >= bytes_max * t.options.allocate_ahead:
+            filled = max(segment.bytes / self._settings.segment_bytes, segment.records / RECORDS_MAX)
+            if t.allocation.is_due or filled >= t.options.allocate_ahead:
                 self._progress_allocation(segment)
-            if self._age_due or segment.bytes >= bytes_max:
+            if self._age_due or filled >= 1:
                 self._begin(segment)
         if self.state is Roll.CLOSING:
             t.ask_seal()

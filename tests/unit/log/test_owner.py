@@ -22,6 +22,7 @@ from dlog.errors import (
     TxidOutOfOrderError,
 )
 from dlog.events import LacMoved, SegmentCompleted, StreamReady
+from dlog.log import rolling
 from dlog.log.contents import read_contents
 from dlog.log.messages import (
     AppendEntry,
@@ -181,6 +182,20 @@ def test_a_full_segment_rolls_onto_one_created_and_recorded_ahead() -> None:
     assert (first.last_entry, first.last_slot, first.record_count, first.last_txid) == (1, 1, 2, 5000)
     assert owner.ask(batch(2)).dlsn == of(2, 0, 0)
     assert SegmentCompleted("s", 1, 1, 2) in owner.events
+
+
+def test_a_segment_of_many_small_records_rolls_before_their_count_leaves_its_field(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rolling, "RECORDS_MAX", 4)
+    stage = Stage()
+    owner = stage.taken("p1")
+    for sequence in range(4):
+        assert numbers(stage.value) == [(1, False)]
+        owner.ask(batch(sequence))
+    assert numbers(stage.value) == [(1, True), (2, False)]
+    assert stage.value.segments[0].record_count == 4
+    assert owner.ask(batch(4)).dlsn == of(2, 0, 0)
 
 
 def test_writes_wait_while_the_old_segment_closes_and_none_is_refused() -> None:
