@@ -10,12 +10,13 @@ Invariants:
    the last decided entry.
 3. A bookie is replaced only for entries that its replacement has confirmed, every one of them. Readers never find fewer
    copies where metadata says, and a replacement that holds another ledger under this id refuses one of them.
-4. An entry is unreadable only if every bookie that should hold it and is not gone said so: it denied it, or its copy
-   is damaged. For such entries metadata keeps naming the old bookie: the ensemble is split around them. The old bookie
-   may come back with the only copy; if it never does, naming another bookie would only hide the loss, and a foreign
-   entry there would be taken for the missing one. Where entries are striped depends on their ids alone, so a split
-   moves nothing. All other entries are repaired, and the range is reported: an entry below the end that every bookie
-   denies is damage, which only an operator can judge.
+4. An entry is unreadable only if every bookie that should hold it and is not gone said so: it denied it, its last
+   entry is below it, or its copy is damaged. So the work is bounded by what bookies hold, not by the last entry that
+   metadata names. For such entries metadata keeps naming the old bookie: the ensemble is split around them. The old
+   bookie may come back with the only copy; if it never does, naming another bookie would only hide the loss, and a
+   foreign entry there would be taken for the missing one. Where entries are striped depends on their ids alone, so a
+   split moves nothing. All other entries are repaired, and the range is reported: an entry below the end that every
+   bookie denies is damage, which only an operator can judge.
    A repair never splits so that the ledger gets more than `fragments_max` fragments. Unreadable ranges with the fewest
    readable entries between them are merged until they fit; what needs no split is repaired in any case.
 5. An ensemble with entries that only bookies out of reach may have stays as it is. The others are repaired, then the

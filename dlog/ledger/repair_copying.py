@@ -6,6 +6,7 @@ import bisect
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from dlog.ledger.held_entries import LAST_HELD, LastHeldEntries
 from dlog.ledger.last_entries import ABSENT
 from dlog.machine import Effect, Send, SetTimer
 from dlog.model.ids import BookieId, EntryId
@@ -130,6 +131,12 @@ class Stripe:
         """The bookies that should hold the entry."""
         return [self.ensemble[i] for i in self.quorum.write_set(entry)]
 
+    def fellows(self) -> list[BookieId]:
+        """The bookies that should hold entries of the stripe."""
+        sets = map(self.quorum.write_set, range(self.quorum.ensemble))
+        fellows = {index for held_by in sets if self.index in held_by for index in held_by}
+        return [self.ensemble[i] for i in sorted(fellows)]
+
 
 class EntryRanges:
     """A set of entries, as ascending ranges that do not touch."""
@@ -217,6 +224,8 @@ class StripeCopying:
         self._ranges_max = RANGES_MAX if splits_max is None else splits_max
         self._pauses = 0  # after troubles of the target, since it confirmed a copy
         self._is_paused = False
+        self._held = LastHeldEntries(digest.ledger_id)
+        self._sources = [bookie for bookie in stripe.fellows() if bookie != target]
         self._next = stripe.upcoming(stripe.first)
         self._copies: dict[EntryId, _Copy] = {}
         self._unasked: dict[EntryId, _Copy] = {}  # those of them that no bookie is being asked for, nor sent
@@ -241,6 +250,9 @@ class StripeCopying:
     # ---- facts -------------------------------------------------------------------------------------------------------
 
     def note_read(self, bookie: BookieId, answer: EntryRead, out: list[Effect]) -> None:
+        if answer.entry == LAST_HELD:
+            self._held.note_read(bookie, answer)
+            return
         copy = self._copies.get(answer.entry)
         if copy is None or copy.asked != bookie:
             return
@@ -313,6 +325,7 @@ class StripeCopying:
 
     def note_lost(self, bookie: BookieId, reason: str) -> None:
         reason = reason or "connection lost"
+        self._held.note_lost(bookie)
         if bookie == self.target:
             if self._writing:
                 self._copy_again([entry for entry, copy in self._copies.items() if copy.size >= 0], reason)
@@ -345,13 +358,8 @@ class StripeCopying:
         for entry, copy in list(self._unasked.items()):
             if entry in self._unasked:  # else an entry before it stopped the stripe
                 self._ask(entry, copy, out)
-        others = [bookie for bookie in self.stripe.ensemble if bookie != self.target]
-        if self._next <= self.stripe.last and all(map(self._health.is_given_up, others)):
-            if living := [bookie for bookie in others if bookie not in self._last_resort]:
-                self._block(dict.fromkeys(living, "unreachable"))
-            else:
-                self._list(self._next, self.stripe.last, f"unreachable: {', '.join(others)}")
-            self._next = EntryId(self.stripe.last + 1)
+        if self._next <= self.stripe.last and all(map(self._serves_no_more, self._sources)):
+            self._leave_rest()
         while self._next <= self.stripe.last and self._has_room(out):
             self._pacer.note_begun()
             entry, copy = self._next, _Copy()
@@ -359,6 +367,25 @@ class StripeCopying:
             self._copies[entry] = self._unasked[entry] = copy
             self._ask(entry, copy, out)
         return bool(self._unasked)
+
+    def _serves_no_more(self, bookie: BookieId) -> bool:
+        """Whether a source serves none of the entries that are not begun."""
+        return self._health.is_given_up(bookie) or self._held.ends_below(bookie, self._next)
+
+    def _leave_rest(self) -> None:
+        """No source serves what is not begun: that is unreadable, or blocked if bookies out of reach may have it."""
+        reasons = {
+            bookie: f"holds no entry above {self._held.last_of(bookie)}"
+            if self._held.ends_below(bookie, self._next)
+            else "unreachable"
+            for bookie in self._sources
+        }
+        silent = [b for b in self._sources if b not in self._last_resort and not self._held.ends_below(b, self._next)]
+        if silent:
+            self._block(dict.fromkeys(silent, "unreachable"))
+        else:
+            self._list(self._next, self.stripe.last, _reason(reasons))
+        self._next = EntryId(self.stripe.last + 1)
 
     def _has_room(self, out: list[Effect]) -> bool:
         if not self._pacer.is_open:
@@ -384,13 +411,13 @@ class StripeCopying:
             reasons = {
                 b: copy.failed.get(b, "does not hold it" if b in copy.denied else "unreachable") for b in sources
             }
+            if self._next <= self.stripe.last:
+                self._held.ask([b for b in sources if b in copy.denied | copy.damaged], out)
             silent = [b for b in sources if b not in self._last_resort | copy.denied | copy.damaged]
             if silent:
                 self._block({bookie: reasons[bookie] for bookie in silent})
                 return
-            self._list(
-                entry, entry, "; ".join(f"{bookie}: {why}" for bookie, why in reasons.items()) or "it had no other copy"
-            )
+            self._list(entry, entry, _reason(reasons))
 
     def _block(self, reasons: Mapping[BookieId, str]) -> None:
         """Leave entries as they are that these bookies may have."""
@@ -434,3 +461,8 @@ class StripeCopying:
         self._unasked.clear()
         self._writing = self._writing_bytes = 0
         self._next = EntryId(self.stripe.last + 1)
+
+
+def _reason(reasons: Mapping[BookieId, str]) -> str:
+    """Why no source can serve an entry."""
+    return "; ".join(f"{bookie}: {why}" for bookie, why in reasons.items()) or "it had no other copy"

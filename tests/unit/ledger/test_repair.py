@@ -12,8 +12,8 @@ from dlog.errors import DLogError
 from dlog.ledger.placement import Placement
 from dlog.ledger.placement_policy import RACK, RANDOM, PlacementPolicy, PolicyKind, policy_metadata
 from dlog.ledger.repair import OPEN_LEDGER, LedgerRepairer, Repair, Repaired, RepairOptions
-from dlog.ledger.repair_copying import PACE, STEP, STEP_ENTRIES, EntryRanges
-from dlog.machine import Answer, CompareAndSet, MetadataSeen, Missing, Send
+from dlog.ledger.repair_copying import PACE, STEP, STEP_ENTRIES, BytePacer, EntryRanges
+from dlog.machine import Answer, CompareAndSet, Effect, MetadataSeen, Missing, Send, SetTimer
 from dlog.model.ids import BookieId, EntryId
 from dlog.model.ledger import LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
@@ -201,16 +201,122 @@ def scattered(story: Story, lines: list[str], value: LedgerMetadata, unreadable:
     return value
 
 
-def test_entries_that_nobody_can_serve_are_passed_over_a_few_at_a_time() -> None:
-    value = closed("0 a b c d", last=8 * STEP_ENTRIES - 1, quorum=Quorum(ensemble=4, write=2, ack=2))
+def test_entries_that_nobody_can_serve_are_passed_over_at_once() -> None:
+    value = closed("0 a b c d", last=2**63 - 1, quorum=Quorum(ensemble=4, write=2, ack=2))
     bad = BadRange(EntryId(0), value.last_entry, BookieId("b"), "thin", "no_entry")
     story, lines = repair(value, Repair(frozenset(), (bad,)), attempts_max=1, entries_max=2)
     assert lines == ["read 0 of a", "read 1 of c"], "d is in reach, and holds nothing that b should hold"
-    lines, steps = story.lost("a", "c"), 1
-    while not only(lines, "answer"):
-        lines, steps = story.fires(STEP), steps + 1
-    assert steps == 4, "each step begins STEP_ENTRIES of them at most, and two were asked for before"
+    assert only(story.lost("a", "c"), "answer")
     assert "bookies=a (gone), c (gone)" in failure(story)
+
+
+def test_one_step_begins_a_bounded_number_of_entries() -> None:
+    pacer, out = BytePacer(0), list[Effect]()
+    for _ in range(STEP_ENTRIES):
+        assert pacer.is_open
+        pacer.note_begun()
+    assert not pacer.is_open
+    pacer.wait(out)
+    assert [effect.key for effect in out if isinstance(effect, SetTimer)] == [STEP]
+    pacer.begin_step()
+    assert pacer.is_open
+
+
+def serve(story: Story, lines: list[str], held: dict[str, set[int]], unreadable: Collection[str] = ()) -> list[str]:
+    """Have the bookies answer until the repair ends, those not in `held` by a lost connection; returns all lines.
+    unreadable: bookies that answer with an I/O error in place of NO_ENTRY."""
+    seen, version = list(lines), 1
+    while not only(seen, "answer"):
+        assert len(seen) < 2000, "it goes on for ever"
+        upcoming = []
+        for words in map(str.split, lines):
+            match words:
+                case ["read", number, "of", bookie] if bookie not in held:
+                    upcoming += story.lost(bookie)
+                case ["read", number, "of", bookie]:
+                    entry = max(held[bookie], default=-1) if number == "-1" else int(number)
+                    if entry in held[bookie]:
+                        upcoming += story.has(bookie, int(number), packet(entry, b"x", length=entry + 1), fence=False)
+                    else:
+                        code = Code.IO_ERROR if bookie in unreadable else Code.NO_ENTRY
+                        upcoming += story.has_not(int(number), bookie, code=code, fence=False)
+                case ["store", number, "on", bookie, *_]:
+                    upcoming += story.stored(int(number), bookie)
+                case ["write", *_]:
+                    version += 1
+                    upcoming += story.written(version)
+        if not upcoming and "retry" in story.timers:
+            upcoming = story.fires("retry")
+        lines = upcoming
+        seen += lines
+    return seen
+
+
+class TestMetadataThatNamesALastEntryFarAboveWhatBookiesHold:
+    """The work is bounded by what bookies hold; the rest is reported as one range."""
+
+    LAST = 2**63 - 1
+
+    @pytest.mark.parametrize("lost", [True, False])
+    def test_a_bookie_that_is_gone(self, lost: bool) -> None:
+        """What is there is copied, and metadata names the new bookie for it."""
+        held = {"a": {0, 2, 3, 5, 6}, "c": {1, 2, 4, 5, 7}, "d": set[int]()} | ({} if lost else {"b": {0, 1, 3}})
+        story, lines = repair(closed("0 a b c", last=self.LAST), gone("b"), entries_max=4, attempts_max=2)
+        lines = serve(story, lines, held)
+        assert only(lines, "write") == [f"write v1 closed at {self.LAST} length=100: 0 a d c, 9 a b c"]
+        result = reply(story)
+        assert (result.copied_entries, result.replaced) == (6, ((0, "b", "d"),))
+        (rest,) = result.unreadable
+        assert rest[:3] == (9, self.LAST, "b") and "a: does not hold it" in rest.reason
+        assert len(only(lines, "read")) < 60
+
+    @pytest.mark.parametrize("held", [{"a": set(), "b": set(), "c": set()}, {"a": set(), "c": set()}, {}])
+    def test_one_of_which_nothing_is_left(self, held: dict[str, set[int]]) -> None:
+        story, lines = repair(closed("0 a b c", last=self.LAST), gone("a", "b", "c"), entries_max=4, attempts_max=2)
+        lines = serve(story, lines, held)
+        assert [u[:3] for u in reply(story).unreadable] == [
+            (0, self.LAST, "a"),
+            (0, self.LAST, "b"),
+            (1, self.LAST, "c"),
+        ]
+        assert only(lines, "write") == [] and len(only(lines, "read")) < 60
+
+    def test_a_bookie_that_is_back(self) -> None:
+        """Its missing copies are written again; metadata stays."""
+        value = closed("0 a b c", last=self.LAST, quorum=Quorum(ensemble=3, write=3, ack=2))
+        bad = BadRange(EntryId(0), value.last_entry, BookieId("b"), "thin", "no_entry")
+        story, lines = repair(value, Repair(frozenset(), (bad,)), entries_max=4)
+        lines = serve(story, lines, {"a": set(range(3)), "c": set(range(7))})
+        assert [text.split()[1] for text in only(lines, "store")] == [str(entry) for entry in range(7)]
+        assert [u[:3] for u in reply(story).unreadable] == [(7, self.LAST, "b")]
+        assert only(lines, "write") == [] and len(only(lines, "read")) < 60
+
+    def test_a_bookie_out_of_reach_may_have_the_rest(self) -> None:
+        value = closed("0 a b c", last=self.LAST, quorum=Quorum(ensemble=3, write=3, ack=2))
+        story, lines = repair(value, gone("b"), entries_max=4, attempts_max=2)
+        lines = serve(story, lines, {"a": {0, 1}, "d": set()})
+        assert "bookies=c" in failure(story) and only(lines, "write") == [] and len(only(lines, "read")) < 60
+
+    def test_a_bookie_out_of_reach_may_have_what_one_that_is_back_lacks(self) -> None:
+        value = closed("0 a b c", last=self.LAST, quorum=Quorum(ensemble=3, write=3, ack=2))
+        bad = BadRange(EntryId(0), value.last_entry, BookieId("b"), "thin", "no_entry")
+        story, lines = repair(value, Repair(frozenset(), (bad,)), entries_max=4, attempts_max=2)
+        lines = serve(story, lines, {"a": set(range(20))})
+        assert {int(text.split()[1]) for text in only(lines, "store")} == set(range(20))
+        assert "bookies=c" in failure(story) and len(only(lines, "read")) < 60
+
+    def test_a_bookie_that_may_have_lost_entries(self) -> None:
+        """It denies nothing, but can serve none above the last that it holds."""
+        story, lines = repair(closed("0 a b", last=self.LAST, quorum=E222), gone("b"), entries_max=4, attempts_max=2)
+        lines = serve(story, lines, {"a": {0, 1}, "d": set()}, unreadable="a")
+        assert [u[:3] for u in reply(story).unreadable] == [(2, self.LAST, "b")]
+        assert only(lines, "write") == [f"write v1 closed at {self.LAST} length=100: 0 a d, 2 a b"]
+
+    def test_entries_behind_a_hole_are_copied(self) -> None:
+        story, lines = repair(closed("0 a b", last=self.LAST, quorum=E222), gone("b"), entries_max=4, attempts_max=2)
+        lines = serve(story, lines, {"a": {0, 1, 20}, "d": set()})
+        assert [u[:3] for u in reply(story).unreadable] == [(2, 19, "b"), (21, self.LAST, "b")]
+        assert len([text for text in lines if text == "read -1 of a"]) == 1
 
 
 def test_a_ledger_is_not_split_into_more_fragments_than_the_bound() -> None:
