@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dlog.ledger.verifying import ENTRIES_AT_ONCE, LedgerVerifier, Verify
-from dlog.machine import Answer, Asked, Effect, Fact, PeerLost, Received, Send
+from dlog.ledger.verifying import ENTRIES_AT_ONCE, PAUSES_MAX, LedgerVerifier, Verify
+from dlog.machine import Answer, Asked, Effect, Fact, PeerLost, Received, Send, SetTimer, TimerFired
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import DigestType, Fragment, LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
@@ -189,3 +189,87 @@ def test_without_a_copy_that_verifies_none_is_wrong() -> None:
     """They may all be what the writer wrote, with another password."""
     found = verified(Quorum(), 3, lambda bookie, entry: says(bookie, entry, body=b"damaged" * 9))
     assert len(found.ranges) == 3 and not any(bad.is_wrong for bad in found.ranges)
+
+
+LAST = 2**63 - 1
+E332, E322 = Quorum(ensemble=3, write=3, ack=2), Quorum(ensemble=3, write=2, ack=2)
+
+
+def verified_far(
+    held: dict[BookieId, set[int]], quorum: Quorum, last: int = LAST, returns: int | None = None, lost: BookieId = C
+) -> tuple[Verified, int]:
+    """A verification, and its number of reads. Bookies not in `held` are lost; `lost` is back after some pauses."""
+    machine, pauses, reads = verifier(quorum), 0, 0
+    effects = machine.handle(Asked(1, Verify(EntryId(last))))
+    for effect in effects:
+        assert reads < 5_000, "it goes on for ever"
+        match effect:
+            case Answer(_, result):
+                assert isinstance(result, Verified)
+                return result, reads
+            case SetTimer(key):
+                pauses += 1
+                effects += machine.handle(TimerFired(key, 0.0))
+            case Send(peer, ReadEntry(_, entry)):
+                bookie, reads = BookieId(str(peer)), reads + 1
+                is_back = bookie == lost and returns is not None and pauses >= returns
+                if bookie not in held or (bookie == lost and returns is not None and not is_back):
+                    effects += machine.handle(PeerLost(bookie, "refused"))
+                    continue
+                found = max(held[bookie], default=-1) if entry == -1 else entry
+                code = Code.OK if found in held[bookie] else Code.NO_ENTRY
+                effects += machine.handle(says(bookie, entry, code, packet(found) if code is Code.OK else b""))
+    raise AssertionError("no answer")
+
+
+class TestMetadataThatNamesALastEntryFarAboveWhatBookiesHold:
+    @pytest.mark.parametrize("last", [199, 10**6, LAST])
+    def test_the_rest_is_one_range(self, last: int) -> None:
+        held = {A: set(range(100)), B: set(range(80)), C: set(range(90))}
+        found, reads = verified_far(held, E332, last)
+        assert reads <= 3 * (100 + 2 * ENTRIES_AT_ONCE + 1)
+        assert [(bad.first, bad.last, bad.bookie, bad.kind) for bad in found.ranges] == [
+            (80, 89, B, "thin"),
+            (90, last, B, "damaged"),
+            (90, last, C, "damaged"),
+            (100, last, A, "damaged"),
+        ]
+        assert found.entries == last + 1
+        assert found.below_write_quorum == last - 79 and found.below_ack_quorum == last - 89
+        assert found.without_copy == last - 99
+
+    def test_with_striping_each_range_ends_at_an_entry_of_the_bookie(self) -> None:
+        found, reads = verified_far({A: {0, 2, 3}, B: {0, 1, 3}, C: {1, 2}}, E322)
+        ends = {LAST - entry: (LAST - entry) % 3 for entry in range(3)}
+        lasts = {b: max(e for e, r in ends.items() if r in (n, (n - 1) % 3)) for n, b in enumerate((A, B, C))}
+        assert [(bad.first, bad.last, bad.bookie) for bad in found.ranges] == [
+            (4, lasts[B], B),
+            (4, lasts[C], C),
+            (5, lasts[A], A),
+        ]
+        assert found.without_copy == LAST + 1 - 4 and reads < 300
+
+    def test_without_any_copy(self) -> None:
+        found, reads = verified_far({A: set(), B: set(), C: set()}, E332)
+        assert [(bad.first, bad.last) for bad in found.ranges] == [(0, LAST)] * 3
+        assert found.without_copy == LAST + 1 and reads < 300
+
+    def test_with_a_bookie_that_is_lost(self) -> None:
+        for quorum in (E332, E322):
+            found, reads = verified_far({A: {0}, B: {0}}, quorum)
+            assert {bad.bookie: bad.why for bad in found.ranges}[C] == "refused"
+            assert max(bad.last for bad in found.ranges if bad.bookie == C) > 2**62 and reads < 300
+
+    def test_with_none_in_reach(self) -> None:
+        found, reads = verified_far({}, E332)
+        assert found.without_copy == LAST + 1 and reads < 300
+        assert {bad.why for bad in found.ranges} == {"refused"}
+
+    @pytest.mark.parametrize("quorum", [E332, E322])
+    def test_a_lost_bookie_that_has_more_is_waited_for(self, quorum: Quorum) -> None:
+        found, _ = verified_far({A: {0}, B: {0}, C: set(range(1000))}, quorum, returns=PAUSES_MAX - 2)
+        assert not [bad for bad in found.ranges if bad.bookie == C and 200 <= bad.first < 1000]
+
+    def test_entries_behind_a_hole_are_checked(self) -> None:
+        found, _ = verified_far({A: {0, 500}, B: {0, 500}, C: {0, 500}}, E332)
+        assert [(bad.first, bad.last) for bad in found.ranges if bad.bookie == A] == [(1, 499), (501, LAST)]
