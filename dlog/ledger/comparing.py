@@ -12,9 +12,9 @@ A bookie that answers IO_ERROR cannot read an entry of the part, as after the lo
 until one such entry is known; after that its other answers of this kind are ignored.
 
 Invariants:
-1. A copy is missing only if its bookie said so: it counted no entry of the part, does not know the ledger, or does not
-   list the entry. Nothing follows from a bookie that is not registered, lost, or answers with another error than
-   IO_ERROR: it is reported as out of reach, and not asked again.
+1. A copy is missing only if its bookie said so: it counted no entry of the part, does not know the ledger, does not
+   list the entry, or said that the last entry it holds is below it. Nothing follows from a bookie that is not
+   registered, lost, or answers with another error than IO_ERROR: it is reported as out of reach, and not asked again.
 2. Each entry of a stripe is asked of each member that is in reach; what a member lacks or has differently is reported,
    and nothing else. While `narrowings_max` halvings suffice, ranges hold exactly those entries; after that a range may
    hold others, and says so.
@@ -29,6 +29,8 @@ Invariants:
    early, and says so. Of a bookie that cannot read copies, one is reported.
 7. One step looks up at most STEP_ENTRIES entries in lists, and those of one part more. The next one follows a timer: a
    ledger whose bookies all serve lists asks nothing that would end a step.
+8. Parts of an ensemble are asked for up to the last entry that one of its bookies in reach holds: metadata may name a
+   last entry far above it. Where no bookie holds anything of a part, they are asked for their last entries.
 
 Our own. BookKeeper's auditor reads the first and last entries, or lists all (AuditorReplicasCheckTask).
 """
@@ -41,6 +43,7 @@ from itertools import groupby
 from typing import cast
 
 from dlog.errors import DLogError, MetadataUnavailableError, ProtocolError
+from dlog.ledger.held_entries import LAST_HELD, LastHeldEntries
 from dlog.ledger.last_entries import ABSENT
 from dlog.machine import (
     Answer,
@@ -128,8 +131,9 @@ class Compared:
     """Reply to Compare. All copies agree if everything is empty.
 
     skipped: why no copies are reported: OPEN (only closed ledgers are compared), CHANGED or DELETED meanwhile; else
-    "". missing, differing: in order of first entry. out_of_reach: bookie and reason. is_complete: whether the whole
-    ledger was compared; if not, more differs than is kept.
+    "". entries: number compared; those above the last entry that any bookie holds are not counted. missing, differing:
+    in order of first entry. out_of_reach: bookie and reason. is_complete: whether the whole ledger was compared; if
+    not, more differs than is kept.
     """
 
     ledger: LedgerId
@@ -171,6 +175,12 @@ class _Part:
     @property
     def ids(self) -> range:
         return range(self.first + (self.remainder - self.first) % self.modulus, self.last + 1, self.modulus)
+
+    @property
+    def entries(self) -> int:
+        """How many they are; `len` fails for 2**63."""
+        ids = self.ids
+        return (ids[-1] - ids[0]) // self.modulus + 1 if ids else 0
 
     def halves(self, members: tuple[BookieId, ...]) -> tuple[_Part, _Part]:
         """Both halves, for these members. The part has two entries at least."""
@@ -219,6 +229,9 @@ class LedgerComparer:
         self._request = Compare(frozenset())
         self._value: LedgerMetadata | None = None
         self._lists: dict[BookieId, EntryList | None] = {}  # None: asked for
+        self._held = LastHeldEntries(ledger)
+        self._doubted: set[BookieId] = set()  # answered IO_ERROR: what they do not hold may be lost
+        self._entries = 0  # of the parts begun
         self._parts: Iterator[_Part] = iter(())
         self._narrowed: list[_Part] = []
         self._questions: dict[int, _Question] = {}
@@ -283,7 +296,7 @@ class LedgerComparer:
                 self._effects.append(Send(bookie, ListEntries(self.ledger)))
             else:
                 self._out_of_reach[bookie] = "not registered"
-        self._parts = _parts_of(value)
+        self._parts = self._parts_of(value)
 
     def _note_summary(self, bookie: BookieId, answer: EntriesSummarized) -> None:
         question = self._questions.get(answer.request)
@@ -299,6 +312,7 @@ class LedgerComparer:
         elif answer.code is Code.IO_ERROR:
             question.waiting.discard(bookie)
             question.unreadable.add(bookie)
+            self._doubted.add(bookie)
         elif answer.code is Code.OK:
             self._give_up(bookie, f"it counts {answer.count} entries of {entries}")
         else:
@@ -316,6 +330,10 @@ class LedgerComparer:
             self._give_up(bookie, error.message)
 
     def _note_read(self, bookie: BookieId, answer: EntryRead) -> None:
+        if answer.entry == LAST_HELD:
+            if not self._held.note_read(bookie, answer):
+                self._give_up(bookie, f"its last entry is not known: {answer.code.name.lower()}")
+            return
         reading = self._reading
         if reading is None or bookie not in reading.waiting or answer.entry != reading.found.first:
             return
@@ -336,6 +354,7 @@ class LedgerComparer:
         if self._value is None:
             return
         self._out_of_reach.setdefault(bookie, reason)
+        self._held.note_lost(bookie)
         if self._lists.get(bookie, False) is None:
             del self._lists[bookie]
         for question in self._questions.values():
@@ -389,6 +408,42 @@ class LedgerComparer:
         self._effects += [Send(bookie, request) for bookie in members]
         return entries
 
+    def _parts_of(self, value: LedgerMetadata) -> Iterator[_Part]:
+        """The ledger in parts, in order of first entries, as far as bookies hold it."""
+        quorum = value.quorum
+        modulus = 1 if quorum.ensemble == quorum.write else quorum.ensemble
+        width = SUMMARY_IDS_MAX * modulus
+        ends = [*(fragment.first_entry - 1 for fragment in value.fragments[1:]), value.last_entry]
+        for fragment, end in zip(value.fragments, ends, strict=True):
+            for first in range(fragment.first_entry, end + 1, width):
+                is_held = self._may_hold(fragment.ensemble, first)
+                last = min(first + width - 1, end) if is_held else end
+                for remainder in range(modulus):
+                    members = tuple(fragment.ensemble[index] for index in quorum.write_set(remainder))
+                    part = _Part(EntryId(first), EntryId(last), modulus, remainder, members)
+                    if part.ids and is_held:
+                        self._entries += part.entries
+                        yield part
+                    elif part.ids:
+                        self._note_rest(part)
+                if not is_held:
+                    break
+
+    def _may_hold(self, ensemble: Iterable[BookieId], entry: int) -> bool:
+        """Whether a bookie that is in reach may hold this entry or a later one."""
+        for bookie in ensemble:
+            listed = self._lists.get(bookie)
+            ends = listed.last < entry if listed is not None else self._held.ends_below(bookie, entry)
+            if not ends and bookie not in self._out_of_reach:
+                return True
+        return False
+
+    def _note_rest(self, part: _Part) -> None:
+        """No bookie in reach holds an entry of this part, the rest of an ensemble's entries."""
+        for bookie in part.members:
+            if bookie not in self._out_of_reach and bookie not in self._doubted:
+                self._missing.append(_missing(part, bookie, part.first, part.last, part.entries))
+
     def _judge(self, question: _Question) -> None:
         part, summaries = question.part, question.summaries
         entries = len(part.ids)
@@ -396,6 +451,8 @@ class LedgerComparer:
             if not count:
                 self._missing.append(_missing(part, bookie, part.first, part.last, entries))
         some = {bookie: summary for bookie, summary in summaries.items() if summary[0]}
+        if not some:
+            self._held.ask([*summaries, *sorted(question.unreadable)], self._effects)
         unreadable = frozenset(question.unreadable) - self._unreadable - self._out_of_reach.keys()
         is_equal = len(set(some.values())) <= 1 and all(count == entries for count, _ in some.values())
         if is_equal and not unreadable:
@@ -456,7 +513,7 @@ class LedgerComparer:
         assert self._value is not None
         return Compared(
             self.ledger,
-            self._value.last_entry + 1,
+            self._entries,
             tuple(sorted(_merged(self._missing), key=lambda found: (found.first, found.bookie))),
             tuple(sorted(self._differing, key=lambda found: found.first)),
             tuple(sorted(self._out_of_reach.items())),
@@ -468,22 +525,6 @@ class LedgerComparer:
         self._is_done = True
         self._effects.append(Answer(self._ticket, result))
         self._ticket = None
-
-
-def _parts_of(value: LedgerMetadata) -> Iterator[_Part]:
-    """The whole ledger in parts, in order of first entries."""
-    quorum = value.quorum
-    modulus = 1 if quorum.ensemble == quorum.write else quorum.ensemble
-    width = SUMMARY_IDS_MAX * modulus
-    ends = [*(fragment.first_entry - 1 for fragment in value.fragments[1:]), value.last_entry]
-    for fragment, end in zip(value.fragments, ends, strict=True):
-        for first in range(fragment.first_entry, end + 1, width):
-            last = min(first + width - 1, end)
-            for remainder in range(modulus):
-                members = tuple(fragment.ensemble[index] for index in quorum.write_set(remainder))
-                part = _Part(EntryId(first), EntryId(last), modulus, remainder, members)
-                if part.ids:
-                    yield part
 
 
 def _missing(

@@ -56,12 +56,13 @@ def encode_runs(runs: Iterable[tuple[int, int]], groups_max: int = GROUPS_MAX) -
 
 
 class EntryList:
-    """A decoded list: which entries a bookie holds. It keeps the bytes, and 8 more for each group.
+    """A decoded list: which entries a bookie holds. It keeps the bytes, and 8 more for each group. last: the last one,
+    -1 if there is none.
 
     Raises ProtocolError if the bytes are no such list.
     """
 
-    __slots__ = ("_firsts", "_groups")
+    __slots__ = ("_firsts", "_groups", "last")
 
     def __init__(self, listed: Buffer = b"") -> None:
         """listed: as received; b"" is a list without entries."""
@@ -75,6 +76,7 @@ class EntryList:
         self._firsts = array("q", (_GROUP.unpack_from(data, at)[0] for at in _offsets(count)))
         if any(one >= two for one, two in zip(self._firsts, self._firsts[1:], strict=False)):
             raise ProtocolError("the groups of a list of entries are not in order")
+        self.last = max((_last_of(*_GROUP.unpack_from(data, at)) for at in _offsets(count)), default=-1)
 
     def __contains__(self, entry: int) -> bool:
         number = bisect_right(self._firsts, entry) - 1
@@ -83,6 +85,11 @@ class EntryList:
         first, last, size, period = _GROUP.unpack_from(self._groups, _HEADER.size + number * _GROUP.size)
         distance = entry - first
         return bool(0 <= entry - last < size or (entry < last and period > 0 and distance % period < size))
+
+
+def _last_of(_first: int, last: int, size: int, _period: int) -> int:
+    """The last entry of a group."""
+    return last + size - 1
 
 
 def _offsets(count: int) -> range:

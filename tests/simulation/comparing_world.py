@@ -225,9 +225,10 @@ class ComparingWorld:
                 code = Code.OK if copy.knows_ledger else Code.NO_LEDGER
                 return Received(bookie, EntriesListed(LEDGER, code, list_of([], sorted(copy.packets)) or b""))
             case ReadEntry(_, entry):
-                if entry in copy.unreadable:
+                found = max(copy.packets, default=-1) if entry == -1 else entry
+                if found in copy.unreadable:
                     return Received(bookie, EntryRead(LEDGER, entry, Code.IO_ERROR))
-                held = copy.packets.get(entry)
+                held = copy.packets.get(found)
                 code = Code.OK if held is not None else Code.NO_ENTRY
                 return Received(bookie, EntryRead(LEDGER, entry, code, held or b""))
         raise Violation("ends", f"unknown request {message}")

@@ -22,8 +22,9 @@ from dlog.io.ledgers import Ledgers, resolver
 from dlog.io.metadata import Members
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.io.zookeeper_underreplication import ZooKeeperUnderreplication
+from dlog.ledger import verifying
 from dlog.ledger.comparing import Compared
-from dlog.ledger.events import ComparisonEnded, CopiesDiffer, CopiesMissing, MarkCompleted
+from dlog.ledger.events import ComparisonEnded, CopiesDiffer, CopiesMissing, MarkCompleted, RepairFailed
 from dlog.machine import PeerLost, Received, Versioned
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import DigestType, Fragment, LedgerKey, LedgerMetadata, LedgerState
@@ -69,15 +70,17 @@ class Process:
         last: int = 99,
         lacks: dict[int, BookieId] | None = None,
         breaks: dict[int, BookieId] | None = None,
+        named_last: int | None = None,
     ) -> LedgerId:
-        """A closed ledger, but for copies that are lacking or have a wrong digest, by entry."""
+        """A closed ledger, but for copies that are lacking or have a wrong digest, by entry. named_last: the last entry
+        that metadata names, if it is not `last`."""
         ledger = await self.metadata.new_ledger_id()
         digest = Digest(ledger, DigestType.CRC32C, b"")
         value = LedgerMetadata(
             quorum=quorum,
             fragments=(Fragment(EntryId(0), ensemble),),
             state=LedgerState.CLOSED,
-            last_entry=EntryId(last),
+            last_entry=EntryId(last if named_last is None else named_last),
             length=100 * (last + 1),
         )
         added = asyncio.Queue[Any]()
@@ -166,6 +169,42 @@ async def test_missing_copies_are_found_and_made_again(process: Process) -> None
         assert (await process.ledgers.metadata_of(ledger)).fragments[0].ensemble in ((a, b, c), (c, b, a))
         assert not (await process.ledgers.verify(ledger)).ranges
     assert process.of(ComparisonEnded)[0] == ComparisonEnded(3, 2, 0, (), "")
+
+
+async def test_ledgers_whose_last_entry_no_bookie_holds_stop_no_other_repair(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is there of them is repaired. While the lost bookie is away, the rest fails: it may have it."""
+    monkeypatch.setattr(verifying, "PAUSES_MAX", 2)
+    a, b, c, d = await process.bookie_ids()
+    lost, last = BookieId("127.0.0.1:1"), 2**63 - 1
+    far = [
+        await process.store((a, b, lost), lacks=dict.fromkeys(range(100), lost), named_last=last)
+        for _ in range(QUICK.workers + 1)
+    ]
+    for ledger in far:
+        await process.marks.mark(ledger, frozenset({lost}), 1)
+    hole = await process.store((a, b, c), lacks={40: c})
+    async with process.running():
+
+        async def is_over() -> bool:
+            failed = {event.ledger for event in process.of(RepairFailed)}
+            compared = [ended for ended in process.of(ComparisonEnded) if ended.lacking > QUICK.workers]
+            completed = {event.ledger for event in process.of(MarkCompleted)}
+            return failed >= {*far} and hole in completed and bool(compared)
+
+        await until(is_over)
+    for ledger in far:
+        kept, replaced = reversed((await process.ledgers.metadata_of(ledger)).fragments)
+        assert kept == Fragment(EntryId(100), (a, b, lost))
+        assert replaced.first_entry == 0 and replaced.ensemble[:2] == (a, b) and replaced.ensemble[2] in (c, d)
+    repaired = await process.ledgers.repair(far[0], frozenset({lost}))
+    assert [(u.first, u.last, u.bookie) for u in repaired.unreadable] == [(100, last, lost)]
+    verified = await process.ledgers.verify(far[0])
+    assert (verified.entries, verified.without_copy) == (last + 1, last + 1 - 100)
+    assert [(bad.first, bad.last, bad.bookie) for bad in verified.ranges] == [
+        (100, last, bookie) for bookie in sorted((a, b, lost))
+    ]
 
 
 async def test_a_bookie_whose_copy_the_digest_refuses_is_replaced(process: Process) -> None:

@@ -75,6 +75,7 @@ class Bench:
         machine = LedgerComparer(LEDGER, narrowings_max=narrowings_max)
         facts: list[Any] = [Asked(1, request)]
         while facts:
+            assert self.steps + len(self.asked) < 20_000, "it goes on for ever"
             for effect in machine.handle(facts.pop(0)):
                 match effect:
                     case ReadMetadata(token):
@@ -98,9 +99,14 @@ class Bench:
         answer: Any
         match message:
             case SummarizeEntries() as m if any(
-                m.first <= e <= m.last and e % m.modulus == m.remainder for e in unreadable
+                e % m.modulus == m.remainder
+                for e in range(max(m.first, unreadable.start), min(m.last + 1, unreadable.stop))
             ):
                 answer = EntriesSummarized(LEDGER, m.first, m.request, Code.IO_ERROR)
+            case ReadEntry(_, -1):
+                last = max(held, default=None)
+                code = Code.NO_ENTRY if last is None else Code.OK
+                answer = EntryRead(LEDGER, EntryId(-1), code, b"" if last is None else held[last])
             case ReadEntry(_, entry) if entry in unreadable:
                 answer = EntryRead(LEDGER, entry, Code.IO_ERROR)
             case SummarizeEntries() as m:
@@ -293,3 +299,78 @@ def test_a_list_that_cannot_be_decoded_says_nothing(listed: bytes, monkeypatch: 
     monkeypatch.setattr(bench, "_answer", answers)
     found = bench.compare(Compare(frozenset({A, B}), frozenset({C})))
     assert not found.missing and [bookie for bookie, _ in found.out_of_reach] == [C]
+
+
+FAR = 2**63 - 1
+
+
+class TestMetadataThatNamesALastEntryFarAboveWhatBookiesHold:
+    """The work is bounded by what bookies hold; that they lack the rest is one range of each."""
+
+    def bench(self, held: int, *fragments: str, quorum: Quorum = DEFAULT) -> Bench:
+        bench = Bench(closed(held - 1, *fragments, quorum=quorum))
+        bench.value = Versioned(closed(FAR, *fragments, quorum=quorum), 1)
+        return bench
+
+    def rest(self, first: int, *bookies: BookieId) -> tuple[MissingCopies, ...]:
+        return tuple(MissingCopies(b, EntryId(first), EntryId(FAR), 1, 0, FAR - first + 1) for b in bookies)
+
+    def test_the_rest_is_missing(self) -> None:
+        bench = self.bench(700)
+        found = bench.compare()
+        assert found.missing == self.rest(700, A, B, C) and not found.out_of_reach and found.is_complete
+        assert found.entries < 10_000 and len(bench.asked) < 200
+
+    def test_nobody_holds_anything(self) -> None:
+        bench = self.bench(0)
+        assert bench.compare().missing == self.rest(0, A, B, C)
+        assert len(bench.asked) < 30
+
+    def test_a_bookie_that_has_more_is_asked_on(self) -> None:
+        bench = self.bench(3000)
+        for bookie in (A, C):
+            for entry in range(10, 3000):
+                del bench.copies[bookie][entry]
+        assert bench.compare().missing == (*self.rest(10, A, C), *self.rest(3000, B))
+
+    def test_stripes(self) -> None:
+        bench = self.bench(50, "0 a b c d e", quorum=Quorum(ensemble=5, write=2, ack=2))
+        found = bench.compare()
+        assert {m.bookie for m in found.missing} == set(ALL) and {m.first for m in found.missing} == set(range(50, 55))
+        assert sum(m.entries for m in found.missing) == 2 * (FAR + 1 - 50)
+        assert max(m.last for m in found.missing) == FAR and all(m.last > FAR - 5 for m in found.missing)
+
+    def test_each_ensemble_has_its_own_end(self) -> None:
+        bench = self.bench(20, "0 a b c", "10 d b c")
+        bench.value = Versioned(closed(FAR, "0 a b c", f"{2**62} d b c"), 1)
+        found = bench.compare()
+        assert [(m.bookie, m.first, m.last) for m in found.missing] == [
+            (A, 10, 2**62 - 1),
+            (B, 20, FAR),
+            (C, 20, FAR),
+            (D, 2**62, FAR),
+        ]
+
+    def test_lists(self) -> None:
+        bench = self.bench(700)
+        for request in (Compare(frozenset(), ALL), Compare(frozenset({A}), frozenset({B, C}))):
+            assert bench.compare(request).missing == self.rest(700, A, B, C)
+            assert bench.steps < 10 and len(bench.asked) < 200
+
+    def test_bookies_out_of_reach_lack_nothing(self) -> None:
+        bench = self.bench(10)
+        bench.lost.add(B)
+        found = bench.compare(Compare(ALL - {C}))
+        assert found.missing == self.rest(10, A)
+        assert found.out_of_reach == ((B, "reset"), (C, "not registered"))
+        bench.lost |= {A}
+        assert bench.compare(Compare(ALL - {C})).missing == ()
+        assert bench.compare(Compare(frozenset())).entries == 0
+
+    def test_a_bookie_that_may_have_lost_entries_lacks_nothing(self) -> None:
+        """It answers IO_ERROR in place of NO_ENTRY; what it held last is no denial of what it held before."""
+        bench = self.bench(10)
+        bench.unreadable[B] = range(10, FAR)
+        found = bench.compare()
+        assert found.missing == self.rest(10, A, C)
+        assert found.out_of_reach == ((B, "io_error"),)
