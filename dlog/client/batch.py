@@ -71,6 +71,7 @@ class Batch:
         "done",
         "generation",
         "listeners",
+        "may_arrive_late",
         "may_be_written",
         "payloads",
         "sequence",
@@ -90,6 +91,7 @@ class Batch:
         self.generation = -1  # of the producer id that `sequence` belongs to
         self.carried = False  # not written under an older generation, moved to the present one
         self.may_be_written = False  # an attempt was not answered, or its outcome is unknown
+        self.may_arrive_late = False  # such an attempt is not in the log; if its frame still comes, it may be written
         self.done = False
         self.listeners: list[BatchListener] = []
 

@@ -173,21 +173,22 @@ class BatchQueue:
                 batch.may_be_written = True
                 self.put_back(batch)
 
-    def withdraw(self) -> bool:
+    def withdraw(self) -> list[Batch]:
         """Remove withdrawn records from all batches that are certainly not written, but for those in flight. Returns
-        whether one of these batches had a sequence."""
+        the ready batches that lost records."""
         self.end_loan()
-        had_sequence = False
+        changed: list[Batch] = []
         for batch in self.ready:
             if not (batch.done or batch.may_be_written):
                 freed = batch.withdraw()
                 self.room.held -= freed
-                had_sequence = had_sequence or (freed > 0 and batch.sequence >= 0)
+                if freed:
+                    changed.append(batch)
         if self.open is not None:
             self.room.held -= self.open.withdraw()
             if self.open.done:
                 self.open = None
-        return had_sequence
+        return changed
 
     def remove_done(self) -> None:
         """Remove ready batches that have an outcome."""

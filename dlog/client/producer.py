@@ -137,8 +137,8 @@ class Producer:
     def withdraw(self) -> None:
         """Remove withdrawn records from all batches that are certainly not written. Batches in flight are checked
         when they are refused."""
-        if self.queue.withdraw():
-            self._identity.is_renewal_due = True
+        for batch in self.queue.withdraw():
+            self._identity.on_failed(batch)
 
     def rest(self) -> bool:
         """If no work is left, detach from the owner's connection and return True. The producer may be used again.
@@ -272,6 +272,7 @@ class Producer:
                 # The log ends before this batch: the owner read metadata after it got the request, and this is the
                 # reply to the last attempt (Connection.detach). A copy from an earlier attempt that is written later
                 # is detected when the next generation begins.
+                batch.may_arrive_late = batch.may_arrive_late or batch.may_be_written
                 batch.may_be_written = False
                 if not queue.has_before(batch):
                     self._identity.is_renewal_due = True  # the batch missing before it has failed: it is not sent
@@ -448,8 +449,7 @@ class Producer:
     def _fail(self, batch: Batch, error: DLogError) -> None:
         """Fail a batch (only here); the error's `outcome_unknown` comes from `may_be_written`."""
         batch.done = True
-        if batch.sequence >= 0:
-            self._identity.is_renewal_due = True
+        self._identity.on_failed(batch)
         self.queue.room.held -= batch.size
         batch.failed(with_outcome(error, batch.may_be_written))
 

@@ -35,14 +35,17 @@ class ProducerIdentity:
         self.reached: tuple[int, int] | None = None  # the latest known position in the log
         self._highest = 0  # all sequences sent under older generations are lower
         self._acknowledged_generation = 0  # the newest one with an acknowledged batch
+        self._doubtful_generation = -1  # the newest one with a failed batch that may still be written
 
     @property
     def is_final(self) -> bool:
-        """Whether the log has acknowledged a batch of this generation and no other is due: until then a batch that
-        failed with an unknown outcome may still be written (unless the stream was deleted)."""
-        return self.incarnation is None or (
-            not self.is_renewal_due and self.generation == self._acknowledged_generation
-        )
+        """Whether no failed batch may still be written: each was refused at its only attempt, or the log has
+        acknowledged a batch of a later generation, or the stream was deleted.
+
+        A sealed stream is no such case: its owner refuses batches with EndOfStreamError from the beginning of the seal
+        on, and may lose the stream before the seal is durable.
+        """
+        return self.incarnation is None or self._doubtful_generation < self._acknowledged_generation
 
     def learn_stream(self, incarnation: str, reached: tuple[int, int] | None) -> None:
         """The owner named the stream's incarnation, and a position before all that is written from now on."""
@@ -67,6 +70,13 @@ class ProducerIdentity:
             self._acknowledged_generation = batch.generation
         if dlsn != DLSN_INVALID:
             self.reached = dlsn[:2]
+
+    def on_failed(self, batch: Batch) -> None:
+        """A batch has failed, or lost records. If it was sent, that leaves a gap in the sequences."""
+        if batch.sequence >= 0:
+            self.is_renewal_due = True
+            if batch.may_be_written or batch.may_arrive_late:
+                self._doubtful_generation = max(self._doubtful_generation, batch.generation)
 
     def renew(self, carried: Iterable[Batch]) -> None:
         """Start the next generation. It begins at the lowest sequence of the batches carried over, which are certainly

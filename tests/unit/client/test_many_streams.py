@@ -11,7 +11,17 @@ import dlog
 from dlog.client import client as client_module
 from dlog.client import routing
 from dlog.client.address_book import ADDRESSES_MAX
-from dlog.errors import ClosedError, StreamNotFoundError, TxidOutOfOrderError
+from dlog.errors import (
+    ClosedError,
+    DLogError,
+    EndOfStreamError,
+    InvalidRequestError,
+    RecordTooLargeError,
+    SequenceGapError,
+    StreamNotFoundError,
+    TxidOutOfOrderError,
+    UnauthorizedError,
+)
 from dlog.wire import proxy
 from tests.unit.client.proxy_double import Double, Log, Peer
 from tests.unit.client.scripts import Holding, error_of, failing
@@ -107,17 +117,75 @@ async def test_a_closed_client_ends_what_rests_too() -> None:
 
 async def test_a_generation_that_the_log_has_not_heard_of_is_not_forgotten() -> None:
     """A batch that failed as outcome unknown may still be written; the next record of this client must prevent that."""
-    script = failing(1, TxidOutOfOrderError.code)
+    script = failing(1, TxidOutOfOrderError.code, outcome_unknown=True)
     async with Double(script=script) as double, dlog.connect(double.target) as client:
         client._producers_max = MAX
         with pytest.raises(TxidOutOfOrderError):
             await client.append("s", b"a", txid=1)
         for n in range(5 * MAX):
             await client.append(f"s{n}", b"x")
+        gc.collect()
         await client.append("s", b"b")
     first, second = (w for w in double.writes if w.stream == "s")
     assert second.producer[:12] == first.producer[:12]
     assert second.replaces is not None
+
+
+async def test_a_batch_whose_first_frame_may_arrive_late_is_not_forgotten_though_it_is_not_written() -> None:
+    """Its first attempt was not answered. The log ends before it, says the answer to the second one: it is not written,
+    but the first frame may still be in flight."""
+    writes: list[proxy.Write] = []
+
+    def script(peer: Peer, message: object) -> bool:
+        if not isinstance(message, proxy.Write) or message.stream != "s" or message.sequence == 0:
+            return False
+        writes.append(message)
+        match len(writes):
+            case 1:
+                peer.cut()
+            case 2:
+                peer.send(proxy.Failed(message.request, SequenceGapError.code, "a gap", detail={"expected": 0}))
+            case 3:
+                peer.send(proxy.Failed(message.request, TxidOutOfOrderError.code, "out of order"))
+            case _:
+                return False
+        return True
+
+    async with Double(script=script) as double, dlog.connect(double.target, backoff_first_s=0.0) as client:
+        client._producers_max = MAX
+        await client.append("s", b"a")
+        with pytest.raises(TxidOutOfOrderError) as caught:
+            await client.append("s", b"b", txid=1)
+        assert not caught.value.outcome_unknown
+        del caught  # it refers to the producer
+        for n in range(5 * MAX):
+            await client.append(f"s{n}", b"x")
+        gc.collect()
+        await client.append("s", b"c")
+    last = next(write for write in reversed(double.writes) if write.stream == "s")
+    assert last.producer[:12] == writes[0].producer[:12], "otherwise the log takes the late frame, too"
+    assert last.producer > writes[0].producer
+    assert last.replaces is not None
+
+
+@pytest.mark.parametrize(
+    "refusal", [EndOfStreamError, TxidOutOfOrderError, RecordTooLargeError, InvalidRequestError, UnauthorizedError]
+)
+async def test_streams_that_refused_their_only_batch_are_forgotten(refusal: type[DLogError]) -> None:
+    async with Double(script=failing(20 * MAX, refusal.code)) as double, dlog.connect(double.target) as client:
+        client._producers_max = MAX
+        for n in range(20 * MAX):
+            with pytest.raises(refusal) as caught:
+                await client.append(f"s{n}", b"x")
+            assert not caught.value.outcome_unknown
+        del caught
+        gc.collect()
+        assert client._router is not None
+        [connection] = client._router.pool._connections.values()
+        assert len(client._producers) <= 2 * MAX
+        assert not client._resting
+        assert len(connection.writers) <= 2 * MAX
+    assert double.log.payloads == []
 
 
 async def test_a_stream_that_was_deleted_is_forgotten_though_its_last_append_failed() -> None:

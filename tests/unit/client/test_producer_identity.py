@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dlog.client.batch import Batch
 from dlog.client.producer_identity import NAME_BYTES, ProducerIdentity
 from dlog.model.dlsn import DLSN_INVALID, of
@@ -50,23 +52,37 @@ def test_a_generation_that_carries_nothing_begins_above_all_sequences_ever_sent(
     assert identity.replaces == 5, "the second generation began at 2 and sent nothing, the first one reached 5"
 
 
-def test_it_is_final_once_the_log_has_acknowledged_its_generation() -> None:
+@pytest.mark.parametrize("doubt", ["may_be_written", "may_arrive_late"])
+def test_it_is_final_once_the_log_has_acknowledged_a_generation_after_a_failure_in_doubt(doubt: str) -> None:
     identity = ProducerIdentity(NAME)
     final = {"nothing was sent": identity.is_final}
     identity.learn_stream("a1", (1, 4))
     [old] = numbered(identity, 1)
     identity.on_acknowledged(old, DLSN_INVALID)
     final["acknowledged"] = identity.is_final
-    identity.is_renewal_due = True
-    final["another one is due"] = identity.is_final
+    [refused] = numbered(identity, 1)
+    identity.on_failed(refused)
+    final["one is certainly not written"] = identity.is_final
+    identity.renew([])
+    [failed] = numbered(identity, 1)
+    setattr(failed, doubt, True)
+    identity.on_failed(failed)
+    final["one may be written"] = identity.is_final
     identity.renew([])
     identity.on_acknowledged(old, DLSN_INVALID)
-    final["only the generation before is acknowledged"] = identity.is_final
+    final["only an older generation is acknowledged"] = identity.is_final
     [new] = numbered(identity, 1)
     identity.on_acknowledged(new, DLSN_INVALID)
     final["the new one is acknowledged"] = identity.is_final
-    assert list(final.values()) == [True, True, False, False, True], final
+    assert list(final.values()) == [True, True, True, False, False, True], final
     assert identity.reached == (1, 4), "an acknowledgement without a DLSN says no position"
+
+
+def test_a_batch_that_fails_before_it_was_sent_changes_nothing() -> None:
+    identity = ProducerIdentity(NAME)
+    identity.learn_stream("a1", (1, 4))
+    identity.on_failed(Batch(None, 0.0))
+    assert (identity.is_renewal_due, identity.is_final) == (False, True)
 
 
 def test_another_stream_of_the_name_is_written_under_the_next_generation() -> None:
