@@ -24,12 +24,15 @@ GiB = 1024 * MiB
 
 #: upper bound of every duration: a century
 SECONDS_MAX = 100 * 366 * 86400.0
+#: bounds of every time in unix milliseconds: September 2001, when seconds got their tenth digit, to before 2100
+UNIX_MS_MIN, UNIX_MS_END = 10**12, 4_102_444_800_000
 
 T = TypeVar("T")
 
+_DURATION = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(ms|s|m|h|d|)\Z")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 _NUMBER = re.compile(r"([0-9]{1,20})(?:\.[0-9]{1,9})?\Z")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_UNIX_MS_MIN, _UNIX_MS_END = 10**12, 4_102_444_800_000  # September 2001, 2100
 _UNITS = {"KiB": KiB, "MiB": MiB, "GiB": GiB, "B": 1}
 
 
@@ -92,18 +95,13 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_duration_s(text: str) -> float:
-    """ "72h" -> seconds. Accepts a number followed by ms, s, m, h, d or nothing (seconds); raises ConfigError."""
-    body = text.strip()
-    for unit, factor in (("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86400.0), ("", 1.0)):
-        if body.endswith(unit):
-            number = body.removesuffix(unit).strip() if unit else body
-            try:
-                value = float(number)
-            except ValueError:
-                break
-            if 0 <= value * factor < SECONDS_MAX:
-                return value * factor
-            break
+    """ "72h" -> seconds. Accepts a number followed by ms, s, m, h, d or nothing (seconds); raises ConfigError, also for
+    a century or more."""
+    found = _DURATION.match(text.strip())
+    if found is not None:
+        seconds = float(found[1]) * _SECONDS[found[2]]
+        if seconds < SECONDS_MAX:
+            return seconds
     raise ConfigError(f"not a duration, write a number with ms, s, m, h or d: value={text[:60]!r}")
 
 
@@ -135,7 +133,7 @@ def parse_unix_ms(text: str) -> int:
                 f"2026-11-20T08:00Z for UTC, or +01:00 at its end: value={text[:60]!r}"
             )
         unix_ms = round((moment - _EPOCH) / timedelta(milliseconds=1))
-    if not _UNIX_MS_MIN <= unix_ms < _UNIX_MS_END:
+    if not UNIX_MS_MIN <= unix_ms < UNIX_MS_END:
         raise ConfigError(f"a time must be between 2001-09-09 and 2100: value={text[:60]!r}")
     return unix_ms
 

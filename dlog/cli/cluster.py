@@ -13,11 +13,12 @@ import click
 
 from dlog.cli.discovery import zookeeper, zookeeper_options
 from dlog.cli.output import CommandError, MutatingCommand, say, say_json, table_lines
+from dlog.cli.parameters import FiniteFloat
 from dlog.cli.rebalance import rebalance
 from dlog.cli.watch import ended_by_interrupt, watch
 from dlog.hostport import join_host_port
 from dlog.io.clock import unix_ms
-from dlog.options import parse_duration_s
+from dlog.options import SECONDS_MAX, parse_duration_s
 
 if TYPE_CHECKING:
     from dlog.io.bookie_client import BookieClientOptions
@@ -61,7 +62,7 @@ cluster.add_command(rebalance)
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteFloat(0, SECONDS_MAX, min_open=True),
     default=10.0,
     show_default=True,
     metavar="SECONDS",

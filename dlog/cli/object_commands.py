@@ -25,6 +25,7 @@ from dlog.cli.output import (
     say_table,
     size_text,
 )
+from dlog.cli.parameters import FiniteFloat
 from dlog.errors import DLogError, TruncatedError
 from dlog.model import dlsn as dlsns
 from dlog.model.ids import SegmentNumber, StreamName, stream_name
@@ -35,6 +36,7 @@ from dlog.objects.image import Image, Range
 from dlog.objects.keys import object_key
 from dlog.objects.object_table import ObjectState
 from dlog.objects.search import find_objects
+from dlog.options import SECONDS_MAX
 from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError, SegmentRef, StoreError
 from dlog.stores.s3.fsck import Checked, ObjectCheck
 from dlog.stores.s3.places import Place, parse_place, parse_segment_key, range_of
@@ -448,7 +450,7 @@ class _Fsck:
 @click.option("--no-blocks", is_flag=True, help="Do not read the objects: compare the listing with the metadata only.")
 @click.option(
     "--older-than",
-    type=click.FloatRange(0),
+    type=FiniteFloat(0, SECONDS_MAX),
     metavar="SECONDS",
     default=YOUNG_S,
     show_default=True,

@@ -18,7 +18,7 @@ from dlog.cli.watch import ended_by_interrupt
 from dlog.client.client import connect
 from dlog.client.position import START, TAIL, Position, at_dlsn, at_time, at_txid, begin_of
 from dlog.client.record import RecordBatch
-from dlog.errors import ConfigError, TruncatedError
+from dlog.errors import ConfigError, InvalidRequestError, TruncatedError
 from dlog.io.clock import unix_ms
 from dlog.model.ids import stream_name
 from dlog.options import parse_duration_s, parse_unix_ms
@@ -84,6 +84,8 @@ def read(
         start = at_txid(from_txid)
     elif from_time is not None:
         start = parse_time(from_time, unix_ms() / 1000)
+        if start.value > unix_ms() and not follow:
+            note(f"the time is in the future, no record is as late: --from-time={from_time}; --follow waits for it")
     elif tail:
         start = TAIL
     if as_json:
@@ -120,13 +122,14 @@ async def _read(
 
 
 def parse_time(text: str, now_s: float) -> Position:
-    """A position by time: how long ago, such as 10m, or what `parse_unix_ms` accepts. Raises CommandError."""
+    """A position by time: how long ago, such as 10m, or what `parse_unix_ms` accepts. Raises CommandError, also for a
+    time outside the bounds of `parse_unix_ms`."""
     body = text.strip()
     try:
         if body and body[0].isdigit() and body[-1] in "smhd":
-            return at_time(max(0.0, now_s - parse_duration_s(body)))
+            return at_time(now_s - parse_duration_s(body))
         return at_time(parse_unix_ms(body) / 1000)
-    except ConfigError as error:
+    except (ConfigError, InvalidRequestError) as error:
         how = "write 2026-11-20T08:00Z for UTC, unix seconds, or how long ago, such as 10m"
         raise CommandError(f"not a time: {error.message}", how) from None
 

@@ -12,6 +12,7 @@ import click
 
 from dlog.cli.discovery import zookeeper_options
 from dlog.cli.output import CommandError, MutatingCommand, note, say, say_json, table_lines
+from dlog.cli.parameters import FiniteFloat
 from dlog.ledger.balance import Move
 from dlog.model.ids import LedgerId
 from dlog.options import parse_bytes
@@ -57,7 +58,7 @@ class _Lines:
 @click.command(cls=MutatingCommand, when_unknown="run it again: it goes on where it was")
 @click.option(
     "--until",
-    type=click.FloatRange(0, 1),
+    type=FiniteFloat(0, 1),
     default=UNTIL,
     show_default=True,
     metavar="SHARE",

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from dlog.cli.discovery import cluster_options, target
-from dlog.cli.output import MutatingCommand, confirm, dlsn_text, say, say_json, say_table, size_text
+from dlog.cli.output import CommandError, MutatingCommand, confirm, dlsn_text, say, say_json, say_table, size_text
 from dlog.client.client import Client, connect
 from dlog.client.stream_info import SegmentInfo, SettingsChanges, StreamInfo, StreamSettings, settings_to_map
 from dlog.model import dlsn as dlsns
@@ -83,12 +83,26 @@ def _settings(given: Mapping[str, Any]) -> SettingsChanges:
     names = ("store", "ensemble", "write_quorum", "ack_quorum", "min_regions")
     settings: dict[str, Any] = {name: given[name] for name in names if given[name] is not None}
     if given["retention"] is not None:
-        settings["retention_s"] = parse_duration_s(given["retention"])
+        settings["retention_s"] = _age_s("--retention", given["retention"], zero="for ever")
     if given["segment_age"] is not None:
-        settings["segment_age_s"] = parse_duration_s(given["segment_age"])
+        settings["segment_age_s"] = _age_s("--segment-age", given["segment_age"])
     if given["segment_bytes"] is not None:
         settings["segment_bytes"] = parse_bytes(given["segment_bytes"])
     return cast(SettingsChanges, settings)
+
+
+def _age_s(option: str, text: str, *, zero: str = "") -> float:
+    """An age in seconds, at least 1, from text with a unit. zero: what 0 means; empty: 0 is refused. Raises
+    CommandError, ConfigError."""
+    seconds = parse_duration_s(text)
+    how = f"write {option} with a unit, such as 7d, 12h or 90s{f', or 0: {zero}' if zero else ''}"
+    if seconds == 0 and zero:
+        return seconds
+    if text.strip()[-1].isdigit():
+        raise CommandError(f"a time without a unit may be any of seconds, hours and days: {option}={text}", how)
+    if seconds < 1:
+        raise CommandError(f"the time is shorter than a second: {option}={text}", how)
+    return seconds
 
 
 @click.command(
@@ -351,10 +365,10 @@ def retention_text(retention_s: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
         if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g}{unit}"
-    return f"{seconds:g}s"
+            return f"{int(seconds / size)}{unit}"
+    return f"{seconds}s"
 
 
 def _when(unix_ms: int) -> str:

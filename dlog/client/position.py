@@ -14,6 +14,7 @@ from typing import Any
 from dlog.client.check import check_txid
 from dlog.errors import InvalidRequestError
 from dlog.model.dlsn import DLSN, of, parse
+from dlog.options import UNIX_MS_END, UNIX_MS_MIN
 from dlog.wire.proxy import Start
 
 _INCARNATION = re.compile(r"[0-9A-Za-z]{1,64}\Z", re.ASCII)
@@ -88,7 +89,8 @@ def at_txid(txid: int) -> Position:
 def at_time(when: datetime | float) -> Position:
     """Start at the first record that its owner received at or after `when`: a datetime with time zone, or unix seconds.
 
-    Raises InvalidRequestError, also for a datetime without time zone, which is ambiguous.
+    Raises InvalidRequestError, also for a datetime without time zone, which is ambiguous, and for a time before
+    September 2001 or after 2099, which is most often a date or milliseconds.
     """
     if isinstance(when, datetime) and when.utcoffset() is None:
         raise InvalidRequestError(
@@ -96,8 +98,10 @@ def at_time(when: datetime | float) -> Position:
             f"when.replace(tzinfo=UTC) if it is UTC: time={when!r}"
         )
     seconds = when.timestamp() if isinstance(when, datetime) else float(when)
-    if not 0 <= seconds < 2**53:
-        raise InvalidRequestError(f"a time must be unix seconds or a datetime since 1970: time={when!r}")
+    if not UNIX_MS_MIN <= seconds * 1000 < UNIX_MS_END:
+        raise InvalidRequestError(
+            f"a time must be unix seconds, not milliseconds, or a datetime, between 2001-09-09 and 2100: time={when!r}"
+        )
     return Position(Start.TIME, int(seconds * 1000))
 
 

@@ -155,7 +155,9 @@ def test_durations(text: str, seconds: float) -> None:
     assert parse_duration_s(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "h", "-1s", "soon", "1w", "nan", "1 2"])
+@pytest.mark.parametrize(
+    "text", ["", "h", "-1s", "soon", "1w", "nan", "1 2", "1e3h", "1_0m", "\u0661m", "+1h", "inf", "36600d"]
+)
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(ConfigError, match="duration"):
         parse_duration_s(text)

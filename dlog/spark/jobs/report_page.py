@@ -227,7 +227,7 @@ def _short(number: int) -> str:
 def _duration(seconds: float) -> str:
     if not seconds:
         return "ever"
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
         if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g} {unit}"
-    return f"{seconds:g} s"
+            return f"{int(seconds / size)} {unit}"
+    return f"{seconds} s"

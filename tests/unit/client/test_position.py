@@ -33,6 +33,16 @@ def test_a_datetime_without_a_zone_is_no_point_in_time(when: datetime) -> None:
             use(when)
 
 
+@pytest.mark.parametrize(
+    "when",
+    [20261120, 1795987202511, 0, -1, 999_999_999, float("nan"), float("inf"), datetime(9000, 1, 1, tzinfo=UTC)],
+)
+def test_a_time_that_no_record_has_is_refused(when: datetime | float) -> None:
+    """A date or milliseconds, taken for seconds, would read every record or none."""
+    with pytest.raises(InvalidRequestError, match="between 2001-09-09 and 2100"):
+        dlog.at_time(when)
+
+
 def test_a_datetime_with_a_zone_is_the_same_everywhere() -> None:
     eight = datetime(2026, 11, 20, 8, tzinfo=UTC)
     assert dlog.at_time(eight) == dlog.at_time(eight.astimezone(timezone(timedelta(hours=5, minutes=30))))

@@ -70,7 +70,7 @@ async def test_records_come_with_their_places_txid_and_time() -> None:
 
 async def test_every_way_to_say_where_to_begin() -> None:
     async with Double(log_of(b"a"), role="read") as double, dlog.connect(double.target) as client:
-        starts = (None, "tail", "1:0", of(1, 0, 0), dlog.at_txid(5), dlog.at_time(2.5), dlog.START, dlog.TAIL)
+        starts = (None, "tail", "1:0", of(1, 0, 0), dlog.at_txid(5), dlog.at_time(1.7e9 + 2.5), dlog.START, dlog.TAIL)
         for start in starts:
             async for _ in client.read("s", start):
                 pass
@@ -82,7 +82,7 @@ async def test_every_way_to_say_where_to_begin() -> None:
         (kind.DLSN, (1, 0, 0)),
         (kind.DLSN, (1, 0, 0)),
         (kind.TXID, 5),
-        (kind.TIME, 2500),
+        (kind.TIME, 1_700_000_002_500),
         (kind.START, None),
         (kind.TAIL, None),
     ]
