@@ -17,9 +17,10 @@ import click
 from dlog.cli.cluster import bookie_client_options, metadata_of
 from dlog.cli.discovery import zookeeper_options
 from dlog.cli.output import CommandError, MutatingCommand, note, say, say_json
+from dlog.cli.parameters import named_bookie
 from dlog.events import Event, PlacementNotKept
 from dlog.machine import Missing
-from dlog.model.ids import BookieId, LedgerId, bookie_id
+from dlog.model.ids import BookieId, LedgerId
 from dlog.options import parse_bytes, parse_duration_s
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def pause(
     It ends by itself once BOOKIE is registered again after having been away, or when the time is over; a bookie that
     is still away then counts as lost. The bookie itself goes on: stop it as usual. Java's auditors do not know of it.
     """
-    bookie, seconds = bookie_id(which), math.ceil(parse_duration_s(length))
+    bookie, seconds = named_bookie(which), math.ceil(parse_duration_s(length))
 
     async def work() -> bool:
         async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
@@ -108,7 +109,7 @@ def decommission(which: str, hosts: str | None, namespace: str | None, directory
     from dlog.io.decommission import Draining, StillRegisteredError
     from dlog.io.decommission import decommission as drain
 
-    leaving = bookie_id(which)
+    leaving = named_bookie(which)
 
     def progress(now: Draining) -> None:
         note(f"{now.ledgers:,} ledgers left: {now.reason}")
@@ -215,7 +216,7 @@ def replace_with(
     from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
     from dlog.ledger.repair import RepairOptions, Replaced
 
-    leaving, coming = bookie_id(old), bookie_id(new)
+    leaving, coming = named_bookie(old), named_bookie(new)
     rate_bytes_s = 0 if rate is None else parse_bytes(rate)
     if rate is not None and rate_bytes_s < AT_ONCE:
         raise CommandError(f"the rate is too low: bytes={rate_bytes_s}", "name at least 1KiB, or leave --rate out")

@@ -23,6 +23,7 @@ from dlog.cli.output import (
     say_table,
     size_text,
 )
+from dlog.cli.parameters import named_bookie
 from dlog.cli.servers import server_command
 from dlog.errors import ConnectionLostError, ProtocolError
 from dlog.hostport import join_host_port
@@ -30,7 +31,7 @@ from dlog.io.bookie_questions import bookie_connection, read_space
 from dlog.io.clock import monotonic_s
 from dlog.io.metadata import BookieInfo
 from dlog.machine import Missing
-from dlog.model.ids import BookieId, EntryId, LedgerId, bookie_id
+from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.wire.bookie import (
     Code,
     Collect,
@@ -111,7 +112,7 @@ def status(which: str | None, hosts: str | None, namespace: str | None, director
     """Check that BOOKIE, or every registered bookie, answers, and show the free space of its disks. Exit 1 if one does
     not answer."""
     if which is not None:
-        bookie_id(which)
+        named_bookie(which)
     rows = asyncio.run(_status(which, hosts, namespace, directory))
     if as_json:
         say_json(rows)
@@ -131,14 +132,14 @@ async def _status(
         known = {b: (info, "writable") for b, info in members.writable.items()}
         known |= {b: (info, "read-only") for b, info in members.readonly.items()}
         if which is not None:
-            one = known.get(bookie_id(which))
+            one = known.get(named_bookie(which))
             if one is None:
                 raise CommandError(
                     f"the bookie is not registered: bookie={which}",
                     "`dlog bookie ls` lists the registered ones",
                     misused=False,
                 )
-            known = {bookie_id(which): one}
+            known = {named_bookie(which): one}
         rows = []
         for bookie, (info, state) in sorted(known.items()):
             cookie = await metadata.read_cookie(bookie)
@@ -245,7 +246,7 @@ def gc(
     It deletes nothing that a bookie's periodic collection would not delete. If a bookie is collecting already, that
     collection is joined. Exit 1 if a bookie does not answer, or its collection fails or is refused.
     """
-    named = [bookie_id(one) for one in which]
+    named = [named_bookie(one) for one in which]
     rows = asyncio.run(_gc(named, waits, hosts, namespace, directory))
     if as_json:
         say_json(rows)

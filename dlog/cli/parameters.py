@@ -1,11 +1,14 @@
-"""Types of the options of commands, for click. What they refuse is wrong usage (exit 2)."""
+"""Types of the options and arguments of commands. What they refuse is wrong usage (exit 2)."""
 
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import click
+
+from dlog.model.ids import BookieId, bookie_id
 
 
 class NonEmptyText(click.types.StringParamType):
@@ -30,3 +33,12 @@ class FiniteFloat(click.FloatRange):
 
 
 NON_EMPTY_TEXT = NonEmptyText()
+
+_IPV6_ADDRESS = re.compile(r"\[([0-9A-Fa-f:.]+)\](:[0-9]{1,5})\Z", re.ASCII)
+
+
+def named_bookie(text: str) -> BookieId:
+    """The bookie id in an argument. Of an IPv6 host it may be the address, as `dlog bookie ls` prints it: in BookKeeper
+    the id is without its brackets. Raises InvalidRequestError."""
+    address = _IPV6_ADDRESS.match(text)
+    return bookie_id(address[1] + address[2] if address else text)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from dlog.cli import bookies
+from dlog.cli.main import main
+from dlog.cli.parameters import named_bookie
 from dlog.io.metadata import BookieInfo
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.wire.bookie import (
@@ -96,3 +98,18 @@ async def test_what_is_no_report_is_no_answer(answers: list[Response | bytes], r
 async def test_nobody_at_the_address_is_no_answer() -> None:
     row = await bookies._collect(BookieInfo(BookieId("b:1"), "127.0.0.1", 1), True)
     assert row["state"] == "no answer" and "Connect call failed" in row["reason"]
+
+
+@pytest.mark.parametrize(
+    ("text", "id"),
+    [("[::1]:3181", "::1:3181"), ("::1:3181", "::1:3181"), ("[fe80::1]:1", "fe80::1:1"), ("h:3181", "h:3181")],
+)
+def test_a_bookie_is_named_by_its_id_or_by_the_address_that_is_listed(text: str, id: str) -> None:
+    assert named_bookie(text) == id
+
+
+@pytest.mark.parametrize("command", ["status", "gc", "pause --for 10m", "decommission", "replace [::1]:1"])
+def test_every_command_takes_the_listed_address(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, is_bookie in (("[::1]:3181", True), ("[h]:3181", False)):
+        main(["bookie", *command.split(), name, "--zookeeper", ":"])
+        assert ("not a bookie id" in capsys.readouterr().err) == (not is_bookie)
