@@ -125,8 +125,13 @@ _PROXIES = "Number. Default: as before, 2 at first, or one in each region."
 @click.option(
     "--config", type=click.Path(), metavar="FILE", help="TOML file: [up], [bookie], [write], [read], [recovery]."
 )
+@click.option(
+    "--dirs-moved",
+    is_flag=True,
+    help="Once after the directory was moved, if it uses another ZooKeeper: start its bookies in their new place.",
+)
 @json_option
-def up(directory: str, config: str | None, as_json: bool, **flags: object) -> int:
+def up(directory: str, config: str | None, dirs_moved: bool, as_json: bool, **flags: object) -> int:
     """Start a whole cluster on this machine: ZooKeeper, bookies, write and read proxies, recovery of lost bookies.
 
     A process that dies is restarted with the same address. Ctrl-C stops all in order.
@@ -160,7 +165,8 @@ def up(directory: str, config: str | None, as_json: bool, **flags: object) -> in
         check_objects(objects_root, options=objects, is_given=bool(options.objects))
         file_directory = str(Path(files.directory or root / "segments").absolute())
         places = _Places(file_directory, topics, objects_root)
-        cluster = _Cluster(root, plan, plan_for_bookies(old, plan), options, config, places, as_json)
+        early = plan_for_bookies(old, plan)
+        cluster = _Cluster(root, plan, early, options, config, places, as_json, dirs_moved=dirs_moved)
         return asyncio.run(cluster.run())
 
 
@@ -185,10 +191,13 @@ class _Cluster:
         config: str | None,
         places: _Places,
         as_json: bool,
+        *,
+        dirs_moved: bool = False,
     ) -> None:
         self._directory = directory.absolute()
         self._places = places
         self._plan = plan
+        self._dirs_moved = dirs_moved or not plan.zookeeper  # one started here was moved, or copied, with them
         self._plan_for_bookies = plan_for_bookies
         self._config = str(Path(config).absolute()) if config else None
         self._as_json = as_json
@@ -344,8 +353,8 @@ class _Cluster:
     def _bookie(self, number: int, port: int) -> ProcessPart:
         name = f"bookie-{number}"
         flags = [*self._port(port), "--dir", str(self._directory / name)]
-        if not self._plan.zookeeper:
-            flags.append("--dirs-moved")  # allow moving them: ZooKeeper's data is in the same directory
+        if self._dirs_moved:
+            flags.append("--dirs-moved")
         known = _kept_id(self._directory / name)
         if known is not None and is_any_host(self._plan.host):
             flags += ["--bookie-id", known]  # else its id would change with this machine's name

@@ -15,6 +15,20 @@ ROLES = {"bookie": 4, "write": 2, "read": 2}
 NAMES = {f"{role}-{number}" for role, count in ROLES.items() for number in range(1, count + 1)} | {"recovery-1"}
 
 
+@pytest.mark.parametrize(
+    ("zookeeper", "dirs_moved", "passed"), [("", False, True), ("zk:1", False, False), ("zk:1", True, True)]
+)
+def test_bookies_may_have_moved_with_their_zookeeper_or_as_the_user_says(
+    tmp_path: Path, zookeeper: str, dirs_moved: bool, passed: bool
+) -> None:
+    """Beside a ZooKeeper that was not moved with them, a copy of the directory could run as the same bookies."""
+    options = UpOptions(bookies=1, zookeeper=zookeeper)
+    plan = make_plan(tmp_path, options, random.Random(1))
+    places = _Places("segments", "", "")
+    cluster = _Cluster(tmp_path, plan, plan, options, None, places, as_json=False, dirs_moved=dirs_moved)
+    assert ("--dirs-moved" in cluster.bookies[0]._flags) == passed
+
+
 @pytest.mark.parametrize(("racks", "regions"), [(0, 0), (2, 0), (0, 2), (2, 2)])
 def test_each_part_has_its_own_name_log_and_place(tmp_path: Path, racks: int, regions: int) -> None:
     options = UpOptions(bookies=4, write_proxies=2, read_proxies=2, racks=racks, regions=regions)
