@@ -31,7 +31,7 @@ def check_objects(root: str, *, options: ObjectsOptions, is_given: bool) -> None
             "name s3://bucket/prefix or file:///path with --objects",
         )
     if location.scheme == "file":
-        _check_directory(Path(location.path))
+        _check_directory(Path(location.file_path))
     elif is_given:
         asyncio.run(_read_something(location, options))
 

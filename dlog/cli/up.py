@@ -50,7 +50,7 @@ from dlog.io.file_errors import is_misuse, named_errors, names_file
 from dlog.io.kafka_settings import KafkaOptions, parse_topics_address
 from dlog.io.settings import load
 from dlog.stores.file.options import FileStoreOptions
-from dlog.stores.object_storage.locations import parse_location
+from dlog.stores.object_storage.locations import encode_path
 from dlog.stores.s3_direct.options import ObjectsOptions
 from dlog.wire.bookie_info import decode_cookie
 
@@ -444,9 +444,11 @@ class _Cluster:
 
 
 def _default_objects_root(directory: Path) -> str:
-    """`objects` in the cluster's directory; empty if its path has characters that no location has."""
-    root = parse_location(f"file://{directory.absolute() / 'objects'}")
-    return "" if root is None else str(root)
+    """`objects` in the cluster's directory, by a path that a location can have."""
+    path = directory.absolute()
+    if ".." in path.parts:
+        path = path.resolve()
+    return f"file:///{encode_path(str(path / 'objects').lstrip('/'))}"
 
 
 def _kept_id(directory: Path) -> str | None:

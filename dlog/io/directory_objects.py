@@ -32,7 +32,7 @@ from dlog.stores.contract import (
     StoreUnavailableError,
     copy_error,
 )
-from dlog.stores.object_storage.locations import Location
+from dlog.stores.object_storage.locations import Location, decode_path, encode_path
 from dlog.stores.object_storage.port import Buffer, Creation, Found
 
 _PART = ".part"  # suffix of a file being written; its name also begins with a dot
@@ -50,13 +50,13 @@ class DirectoryObjects:
     """Implements Objects of dlog/stores/object_storage/port.py. System calls run in threads."""
 
     async def read(self, location: Location, offset: int, size: int) -> bytes:
-        return (await asyncio.to_thread(_read, Path(location.path), offset, size))[0]
+        return (await asyncio.to_thread(_read, Path(location.file_path), offset, size))[0]
 
     async def read_end(self, location: Location, size: int) -> tuple[bytes, int]:
-        return await asyncio.to_thread(_read, Path(location.path), -size, size)
+        return await asyncio.to_thread(_read, Path(location.file_path), -size, size)
 
     async def create(self, location: Location) -> FileWriter:
-        return await asyncio.to_thread(FileWriter, Path(location.path))
+        return await asyncio.to_thread(FileWriter, Path(location.file_path))
 
     def can_create_if_absent(self, location: Location) -> bool:
         return True
@@ -64,14 +64,14 @@ class DirectoryObjects:
     async def create_if_absent(
         self, location: Location, data: Sequence[Buffer], *, head_bytes: int, within: Location | None = None
     ) -> Creation:
-        folder = None if within is None else Path(within.path)
-        return await asyncio.to_thread(_create_new, Path(location.path), data, head_bytes, folder)
+        folder = None if within is None else Path(within.file_path)
+        return await asyncio.to_thread(_create_new, Path(location.file_path), data, head_bytes, folder)
 
     async def delete(self, location: Location) -> None:
-        await asyncio.to_thread(_delete, (Path(location.path),))
+        await asyncio.to_thread(_delete, (Path(location.file_path),))
 
     async def delete_many(self, locations: Sequence[Location]) -> None:
-        await asyncio.to_thread(_delete, [Path(location.path) for location in locations])
+        await asyncio.to_thread(_delete, [Path(location.file_path) for location in locations])
 
     async def list(
         self, folder: Location, *, behind: Location | None = None, limit: int | None = None
@@ -88,10 +88,10 @@ class DirectoryObjects:
                 yield found
 
     async def discard(self, left: Found) -> None:
-        await asyncio.to_thread(_delete, (Path(left.location.removeprefix("file://")),))
+        await asyncio.to_thread(_delete, (Path(decode_path(left.location.removeprefix("file://"))),))
 
     async def now_unix_ms(self, folder: Location) -> int:
-        return await asyncio.to_thread(_now_unix_ms, Path(folder.path))
+        return await asyncio.to_thread(_now_unix_ms, Path(folder.file_path))
 
 
 class FileWriter:
@@ -221,7 +221,7 @@ async def _each(folder: Location, behind: Location | None = None, limit: int | N
                 return
         else:
             after = behind.path.removeprefix(above)
-    found = _walk(folder.path, os.fsencode(after))
+    found = _walk(folder.file_path, os.fsencode(decode_path(after)))
     while some := await asyncio.to_thread(_take, found, _LIST_AT_ONCE if limit is None else min(limit, _LIST_AT_ONCE)):
         for one in some:
             yield one
@@ -254,7 +254,7 @@ def _walk(directory: str, behind: bytes) -> Iterator[Found]:
         elif key > behind:
             with contextlib.suppress(FileNotFoundError):
                 stat = os.stat(path)
-                yield Found(f"file://{path}", stat.st_size, stat.st_mtime_ns // 1_000_000)
+                yield Found(f"file://{encode_path(path)}", stat.st_size, stat.st_mtime_ns // 1_000_000)
 
 
 def _sync_listed(directory: str) -> None:

@@ -7,21 +7,26 @@
 parse_root raises ConfigError for bad user input, parse_location returns None.
 
 Invariants:
-- paths consist of characters that need no escaping anywhere.
+- paths consist of characters that need no escaping anywhere; in those of files all others are percent-encoded, in one
+  way only, so that equal texts are equal directories. The names of objects have no such characters.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
+from urllib.parse import quote, unquote_to_bytes
 
 from dlog.errors import ConfigError
 
 SCHEMES = ("file", "s3", "webhdfs", "swebhdfs")
 
 _LOCATION = re.compile(
-    r"(?P<scheme>[a-z0-9]+)://(?P<authority>[A-Za-z0-9.:,\[\]_-]*)(?P<path>(?:/[A-Za-z0-9._=@+~-]+)*)/?\Z"
+    r"(?P<scheme>[a-z0-9]+)://(?P<authority>[A-Za-z0-9.:,\[\]_-]*)(?P<path>(?:/(?:[A-Za-z0-9._=@+~-]|%[0-9A-F]{2})+)*)/?\Z"
 )
+_FILE = "file://"
+_STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}\Z")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z")
 _HDFS = (
@@ -39,6 +44,11 @@ class Location:
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}{self.path}"
+
+    @property
+    def file_path(self) -> str:
+        """The path in the file system, of the scheme `file`."""
+        return decode_path(self.path)
 
     def below(self, *parts: str) -> Location:
         return Location(self.scheme, self.authority, "/".join((self.path, *parts)))
@@ -58,9 +68,22 @@ class Location:
         return Location(self.scheme, self.authority, self.path.rpartition("/")[0])
 
 
+def encode_path(path: str) -> str:
+    """A path of the file system as in a location."""
+    return quote(os.fsencode(path), safe="/=@+")
+
+
+def decode_path(path: str) -> str:
+    """The inverse of `encode_path`."""
+    return os.fsdecode(unquote_to_bytes(path))
+
+
 def parse_root(text: str) -> Location:
-    """Parse a root from user input. Raises ConfigError."""
+    """Parse a root from user input. A path of files may have any printable characters, and percent-encoded ones. Raises
+    ConfigError."""
     found = parse_location(text)
+    if found is None and text.startswith(_FILE) and text.isprintable() and not _STRAY_PERCENT.search(text):
+        found = parse_location(_FILE + encode_path(decode_path(text.removeprefix(_FILE))))
     if found is None:
         scheme = text.partition("://")[0]
         hint = _HDFS if scheme == "hdfs" else "write s3:// for S3" if scheme in ("s3a", "s3n") else _HOW
@@ -68,7 +91,10 @@ def parse_root(text: str) -> Location:
     return found
 
 
-_HOW = "write file:///directory, s3://bucket/prefix or webhdfs://host:port/path, of letters, digits and . _ = @ + ~ -"
+_HOW = (
+    "write file:///directory, s3://bucket/prefix or webhdfs://host:port/path, of letters, digits and . _ = @ + ~ -; "
+    "a file path may have others, and %25 for %"
+)
 
 
 def folder_of(root: Location, cluster: str, namespace: str, stream: str = "") -> Location:
@@ -86,11 +112,12 @@ def parse_location(text: str) -> Location | None:
     if match is None or match["scheme"] not in SCHEMES:
         return None
     root = Location(match["scheme"], match["authority"], match["path"])
-    if any(part in (".", "..") for part in root.path.split("/")):
+    if any(part in (".", "..") for part in root.path.split("/")) or (root.scheme != "file" and "%" in root.path):
         return None
     match root.scheme:
         case "file":
-            return root if not root.authority and root.path else None
+            is_encoded = encode_path(root.file_path) == root.path and "\0" not in root.file_path
+            return root if not root.authority and root.path and is_encoded else None
         case "s3":
             return root if _BUCKET.match(root.authority) else None
     hosts = root.authority.split(",")

@@ -87,6 +87,8 @@ def test_a_directory_of_any_name_is_found_again_wherever_it_was_moved(tmp_path: 
     directory = tmp_path / "Größe #1=x\\y"
     with up(directory, *SMALL) as first:
         ok(first, "append", "s", "--create", given=LINES)
+        ok(first, "create", "o", "--store", "s3-direct")
+        ok(first, "append", "o", given=LINES)
         assert first.end() == 0
     beside = {path.name for path in tmp_path.iterdir()}
     assert beside == {directory.name, first.printed.name}, "nothing of it lies elsewhere"
@@ -94,7 +96,7 @@ def test_a_directory_of_any_name_is_found_again_wherever_it_was_moved(tmp_path: 
     directory.rename(moved)
     for _ in range(2):
         with up(moved) as again:
-            assert ok(again, "read", "s") == LINES
+            assert ok(again, "read", "s") == ok(again, "read", "o") == LINES
             assert again.end() == 0
 
 

@@ -85,11 +85,11 @@ def test_the_address_of_the_topics_is_kept_and_may_change(tmp_path: Path) -> Non
 def test_the_root_of_the_objects_is_kept_and_may_change(tmp_path: Path) -> None:
     write_plan(tmp_path, plan_of(tmp_path, bookies=0))
     assert "objects" not in (tmp_path / "cluster.json").read_text(), "a version without this store reads it"
-    for given, kept in (("s3://logs/x/", "s3://logs/x"), ("", "s3://logs/x"), ("file:///objects", "file:///objects")):
+    for given, kept in (("s3://logs/x/", "s3://logs/x"), ("", "s3://logs/x"), ("file:///a b", "file:///a%20b")):
         plan = plan_of(tmp_path, objects=given)
         assert plan.objects == kept
         write_plan(tmp_path, plan)
-    for wrong in ("logs", "s3://", "file://objects", "hdfs://host/x", "file:///a b"):
+    for wrong in ("logs", "s3://", "file://objects", "hdfs://host/x", "file:///a\nb", "file:///50%"):
         with pytest.raises(ConfigError, match="invalid object location"):
             plan_of(tmp_path, objects=wrong)
 

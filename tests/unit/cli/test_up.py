@@ -9,7 +9,8 @@ import pytest
 
 from dlog.cli.parts import ProcessPart
 from dlog.cli.plan import UpOptions, make_plan
-from dlog.cli.up import _Cluster, _Places
+from dlog.cli.up import _Cluster, _default_objects_root, _Places
+from dlog.stores.object_storage.locations import parse_root
 
 ROLES = {"bookie": 4, "write": 2, "read": 2}
 NAMES = {f"{role}-{number}" for role, count in ROLES.items() for number in range(1, count + 1)} | {"recovery-1"}
@@ -49,3 +50,22 @@ def test_each_part_has_its_own_name_log_and_place(tmp_path: Path, racks: int, re
             assert part._flags[part._flags.index("--id") + 1] == part.name
             told = part._environment
             assert (told.get("DLOG_LEDGER_RACK", ""), told.get("DLOG_LEDGER_REGION", "")) == (rack, region)
+
+
+@pytest.mark.parametrize(
+    ("directory", "root"),
+    [
+        ("c", "file:///{here}/c/objects"),
+        ("../c", "file:///{above}/c/objects"),
+        ("Grö ße", "file:///{here}/Gr%C3%B6%20%C3%9Fe/objects"),
+        ("100%", "file:///{here}/100%25/objects"),
+        ("//c", "file:///c/objects"),
+    ],
+)
+def test_objects_lie_in_a_directory_of_any_name(
+    directory: str, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = _default_objects_root(Path(directory))
+    assert found == root.format(here=str(tmp_path)[1:], above=str(tmp_path.parent)[1:])
+    assert str(parse_root(found)) == found

@@ -13,7 +13,7 @@ import pytest
 
 from dlog.io.directory_objects import DirectoryObjects
 from dlog.stores.contract import MisconfiguredError, StoreUnavailableError
-from dlog.stores.object_storage.locations import parse_root
+from dlog.stores.object_storage.locations import parse_location, parse_root
 from dlog.stores.object_storage.port import Creation
 
 MiB = 1 << 20
@@ -164,3 +164,28 @@ async def test_a_folder_that_is_not_mounted_is_not_created_below_its_mount_point
     assert not os.listdir(tmp_path)
     os.makedirs(folder.path)
     assert await objects.create_if_absent(folder.below("a", "b"), (b"ours",), head_bytes=4, within=folder)
+
+
+async def test_objects_in_a_directory_of_any_name(tmp_path: Path) -> None:
+    objects, root = DirectoryObjects(), parse_root(f"file://{tmp_path}/Grö ße 100%25")
+    names = ["a", "b/c", "d"]
+    for name in names:
+        place = root.below(name)
+        assert await objects.create_if_absent(place, [b"text"], head_bytes=4) is Creation.MADE
+        assert await objects.create_if_absent(place, [b"TEXT"], head_bytes=4) is Creation.EXISTS
+        assert (tmp_path / "Grö ße 100%" / name).read_bytes() == b"text"
+        assert await objects.read(place, 1, 2) == b"ex"
+    listed = [found.location async for found in objects.list(root)]
+    assert listed == [str(root.below(name)) for name in names]
+    behind = parse_location(listed[0])
+    assert [found.location async for found in objects.list(root, behind=behind)] == listed[1:]
+    writer = await objects.create(root.below("e"))
+    await writer.write((b"x",))
+    (left,) = [found async for found in objects.unfinished(root)]
+    await objects.discard(left)
+    assert [found async for found in objects.unfinished(root)] == []
+    assert await objects.now_unix_ms(root) > 0
+    await objects.delete(root.below("a"))
+    await objects.delete_many([root.below("b/c"), root.below("d")])
+    assert [found async for found in objects.list(root)] == []
+    assert set(os.listdir(tmp_path)) == {"Grö ße 100%"}

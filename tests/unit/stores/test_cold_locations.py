@@ -10,7 +10,7 @@ from dlog.errors import ConfigError
 from dlog.io.settings import configured, load
 from dlog.stores.cold.locations import ObjectName, parse_object, payload_bytes
 from dlog.stores.cold.options import ColdOptions
-from dlog.stores.object_storage.locations import Location, folder_of, parse_root
+from dlog.stores.object_storage.locations import Location, folder_of, parse_location, parse_root
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,10 @@ from dlog.stores.object_storage.locations import Location, folder_of, parse_root
     [
         ("file:///mnt/cold", "file", "", "/mnt/cold"),
         ("file:///mnt/cold/", "file", "", "/mnt/cold"),
+        ("file:///mnt/Grö ße", "file", "", "/mnt/Gr%C3%B6%20%C3%9Fe"),
+        ("file:///mnt/Gr%c3%b6 %C3%9fe/", "file", "", "/mnt/Gr%C3%B6%20%C3%9Fe"),
+        ("file:///mnt/100%25", "file", "", "/mnt/100%25"),
+        ("file:///mnt/%61b", "file", "", "/mnt/ab"),
         ("s3://bucket", "s3", "bucket", ""),
         ("s3://a.bucket-1/pre/fix=1", "s3", "a.bucket-1", "/pre/fix=1"),
         ("webhdfs://nn:9870/cold", "webhdfs", "nn:9870", "/cold"),
@@ -44,7 +48,13 @@ def test_a_root_is_a_kind_of_storage_and_a_path(text: str, scheme: str, authorit
         ("webhdfs://nn/cold", "write"),
         ("webhdfs://nn:9870", "write"),
         ("file:///mnt/../etc", "write"),
-        ("file:///mnt/a b", "write"),
+        ("file:///mnt/%2e%2e/etc", "write"),
+        ("file:///mnt/100%", "%25 for %"),
+        ("file:///mnt/%00", "write"),
+        ("file:///mnt/a\nb", "write"),
+        ("s3://bucket/a b", "write"),
+        ("s3://bucket/a%20b", "write"),
+        ("webhdfs://nn:9870/a%20b", "write"),
         ("s3://bucket//x", "write"),
         ("ftp://host/x", "write"),
         ("", "write"),
@@ -111,3 +121,12 @@ def test_hosts_with_commas_stay_together_in_the_environment() -> None:
     text = "webhdfs://nn1:9870,nn2:9870/cold,file:///mnt/cold"
     options = load(ColdOptions, "cold", None, {}, environ={"DLOG_COLD_ROOTS": text})
     assert [str(root) for root in options.allowed()] == ["webhdfs://nn1:9870,nn2:9870/cold", "file:///mnt/cold"]
+
+
+def test_the_path_of_files_is_encoded_in_one_way() -> None:
+    """Two texts of one directory would be two locations."""
+    root = parse_root("file:///mnt/50% of ö".replace("%", "%25"))
+    assert root.file_path == "/mnt/50% of ö"
+    assert parse_location(str(root)) == root
+    for other in ("file:///mnt/%61b", "file:///mnt/%2Fb", "file:///mnt/Gr%c3%b6", "file:///mnt/%FF%00"):
+        assert parse_location(other) is None
