@@ -148,15 +148,17 @@ class LedgerDir:
 
     def missing_logs(self) -> list[str]:
         """Entry logs that are missing or cut off: reads of their entries get I/O errors."""
-        missing = []
-        for log in self.manifest.logs:
-            try:
-                whole = self._logs.get_once(log.log).size() >= log.length
-            except DamagedError:
-                whole = False
-            if not whole:
-                missing.append(f"{self._directory}/{log_name(log.log)}")
-        return missing
+        return [self._log_path(log.log) for log in self.manifest.logs if not self._is_whole(log)]
+
+    def _is_whole(self, log: LogFile) -> bool:
+        """Whether the file is there, under its name, with all bytes that the manifest names. Raises OSError."""
+        try:
+            return self._disk.exists(self._log_path(log.log)) and self._logs.get_once(log.log).size() >= log.length
+        except DamagedError:
+            return False
+
+    def _log_path(self, number: int) -> str:
+        return f"{self._directory}/{log_name(number)}"
 
     # ---- lookups -----------------------------------------------------------------------------------------------------
 
@@ -231,7 +233,7 @@ class LedgerDir:
 
     def _open_log(self, number: int) -> File:
         try:
-            file = self._disk.open(f"{self._directory}/{log_name(number)}")
+            file = self._disk.open(self._log_path(number))
         except FileNotFoundError as error:
             raise DamagedError(f"an entry log is missing: dir={self._directory} log={number}") from error
         file.disable_read_ahead()
@@ -266,7 +268,7 @@ class LedgerDir:
             self._check_room(entries, len(rows))
         if entries:
             logs = old.logs
-            if logs and logs[-1].length < self._entry_log_bytes and not logs[-1].length % BLOCK_BYTES:
+            if logs and self._may_grow(logs[-1]):
                 log, logs = logs[-1], logs[:-1]
             else:
                 log = LogFile(old.next_file, 0, 0)
@@ -277,6 +279,11 @@ class LedgerDir:
                 tail = LogRange(written.log, log.length, written.length)
                 self._install(replace(new, marks=old.marks, unindexed=(*old.unindexed, tail)))
         self._install(self.index.write(locations, rows, new))
+
+    def _may_grow(self, log: LogFile) -> bool:
+        """Whether a flush may append to this log. One that is missing or cut off stays as it is: the manifest still
+        names it, so its entries are I/O errors. Raises OSError."""
+        return log.length < self._entry_log_bytes and not log.length % BLOCK_BYTES and self._is_whole(log)
 
     def _check_room(self, entries: Half, rows: int) -> None:
         """Entries that are written for nothing are not overwritten by the next flush. So look for space before."""
@@ -373,7 +380,7 @@ class LedgerDir:
                 with _unreadable_is_damaged():
                     live = self._live_bytes(log)
             except DamagedError as error:
-                damage.append(f"{error.message}: file={self._directory}/{log_name(log.log)}")
+                damage.append(f"{error.message}: file={self._log_path(log.log)}")
                 live = log.length
             live_bytes += live
             if live:
@@ -490,7 +497,7 @@ class LedgerDir:
         self._install(replace(self.manifest, logs=kept, unindexed=unindexed), frees=True)
         for log in logs:
             self._logs.drop(log.log)
-            self._disk.unlink(f"{self._directory}/{log_name(log.log)}")
+            self._disk.unlink(self._log_path(log.log))
 
     def close(self) -> None:
         self._logs.close()

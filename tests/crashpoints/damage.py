@@ -3,6 +3,7 @@
 Invariants:
 - After any damage a start refuses with an error of dlog's, or every acknowledged entry is answered with its bytes or
   "unknown" (an I/O error), every fence holds and every master key is right.
+- What a bookie acknowledges after such a start is there after a checkpoint and another start.
 
 One case is left out, because it cannot be told apart from a group that was never acknowledged: damage of the very last
 group of a journal whose bookie died before it was idle for a fifth of a second and could write an empty group behind
@@ -14,18 +15,19 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dlog.bookie.journal import BLOCK, HEADER_BYTES
 from dlog.errors import DLogError
 from dlog.wire.bookie import Code
-from tests.crashpoints.bookie_start import begin
+from tests.crashpoints.bookie_start import OPTIONS, begin
 from tests.crashpoints.history import History, asked
 from tests.crashpoints.station import Station, add, fence, packet
 from tests.memory_metadata import MemoryMetadata
 from tests.simulation.disk import SECTOR, Image, SimulatedDisk
 
 Hurt = Callable[[Image], None]
+LARGER_LOGS = replace(OPTIONS, entry_log_bytes=1 << 20)  # so that a start continues the last entry log
 FILLING_SHARE = 0.02  # of the bytes behind the last one that is not zero
 
 
@@ -138,7 +140,7 @@ def judge_damaged(before: Held, hurt: Hurt, what: str, counts: Counter[str]) -> 
     disk = SimulatedDisk(image)
     counts[what] += 1
     try:
-        station = begin(disk, before.metadata)
+        station = begin(disk, before.metadata, LARGER_LOGS)
     except DLogError:
         counts["refused"] += 1
         return
@@ -154,10 +156,19 @@ def judge_damaged(before: Held, hurt: Hurt, what: str, counts: Counter[str]) -> 
         code = asked(station, add(ledger, 10_000, key=b"z" * 20))
         assert code in (Code.UNAUTHORIZED, Code.READ_ONLY), f"{what}: a key was forgotten: ledger={ledger} {code}"
     counts["served"] += 1
+    if asked(station, add(78, 0, b"new")) is Code.READ_ONLY:
+        return
+    for ledger in (77, 78):  # one in each directory
+        assert has_served(station, ledger), what
+    station.checkpoint()
+    again = begin(disk, before.metadata, LARGER_LOGS)
+    for ledger in (77, 78):
+        assert again.stored(ledger, 0) == packet(ledger, 0, b"new"), f"{what}: acknowledged after the damage, and lost"
+    counts["written"] += 1
 
 
-def has_served(station: Station) -> bool:
+def has_served(station: Station, ledger: int = 77) -> bool:
     """Whether it accepts an add and serves it."""
-    station.ask(add(77, 0, b"new"))
+    station.ask(add(ledger, 0, b"new"))
     station.commit()
-    return station.stored(77, 0) == packet(77, 0, b"new")
+    return station.stored(ledger, 0) == packet(ledger, 0, b"new")

@@ -41,6 +41,7 @@ def test_damage_anywhere_gives_right_bytes_or_unknown(alone_bytes: int, monkeypa
     for kind in KINDS:
         assert counts[f"flip {kind}"] and counts[f"gone {kind}"] and counts[f"sector {kind}"], kind
     assert counts["served"] > 500 and counts["refused"] > 500 and counts["unknown"] > 500
+    assert counts["written"] > 500
     print(dict(counts))
 
 

@@ -252,6 +252,60 @@ def test_a_missing_entry_log_is_told_and_its_entries_are_errors() -> None:
     assert station.stored(2, 0) is Code.IO_ERROR
 
 
+def cut_off(disk: SimulatedDisk, path: str, size: int) -> None:
+    """Cut a file off; 0: remove it."""
+    if size:
+        del disk.image.contents[disk.image.names[path]][size:]
+    else:
+        disk.unlink(path)
+
+
+@pytest.mark.parametrize("index", list(IndexKind))
+@pytest.mark.parametrize("left", [0, 1000])
+def test_a_bookie_that_lost_its_last_log_keeps_what_it_acknowledges_then(index: IndexKind, left: int) -> None:
+    """left: bytes of the log that are left; 0: it is missing."""
+    options = BookieOptions(journal_file_bytes=16 * 1024, gc_reserve_bytes=0, index=index)
+    disk = SimulatedDisk()
+    first = Station(disk, options)
+    first.ask(*[add(2, entry, bytes(100)) for entry in range(10)])
+    first.commit()
+    first.checkpoint()
+    cut_off(disk, "/ledgers0/entries-00000001", left)
+    station = Station(disk, options)
+    station.take_answers()
+    for step in range(10, 14):
+        station.ask(add(2, step), add(4, step))
+        station.commit()
+        assert [answer.code for answer in station.take_answers()] == [Code.OK, Code.OK]
+        if step == 12:
+            station = Station(disk, options)  # which replays what is in the journal only
+        else:
+            station.checkpoint()
+    for again in (station, Station(disk, options)):
+        for ledger in (2, 4):
+            assert [again.stored(ledger, entry) for entry in range(10, 14)] == [
+                packet(ledger, e) for e in range(10, 14)
+            ]
+        assert again.stored(2, 9) is Code.IO_ERROR, "lost, and not denied"
+    assert str(again.events).count("entry log is missing or cut off") == 1
+    assert "entries-00000001" in str(again.events)
+
+
+@on_both
+def test_a_log_that_is_removed_while_it_is_open_gets_no_more_entries() -> None:
+    disk = SimulatedDisk()
+    made = directory(disk)
+    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARKS)
+    (log,) = made.manifest.logs
+    disk.unlink(f"{DIR}/entries-{log.log:08x}")
+    made.flush(half((1, 1)), [row(1, 1)], FIRST_MARKS)
+    assert made.manifest.logs[0] == log and len(made.manifest.logs) == 2
+    again = directory(disk)
+    assert again.lookup(1, 1, 1, 1 << 20) == [packet(1, 1)]
+    with pytest.raises(DamagedError, match="an entry log is missing"):
+        again.lookup(1, 0, 1, 1 << 20)
+
+
 @on_both
 def test_a_directory_with_entries_and_no_manifest_is_refused_and_nothing_is_removed() -> None:
     disk = SimulatedDisk()
