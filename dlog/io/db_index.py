@@ -231,6 +231,14 @@ class DbIndex:
         if first >= 0:
             yield first, last
 
+    def ledgers(self, first: int) -> Iterator[int]:
+        if self._database is None:
+            return
+        while (row := next(iter(self._database.scan(entry_key(first, 0), _ENTRIES[1])), None)) is not None:
+            ledger = int(_ENTRY_KEY.unpack(row[0])[1])
+            yield ledger
+            first = ledger + 1
+
     def locations_in(self, log: int, ledger: int) -> Iterator[EntryLocation]:
         return (location for location in self._scan(ledger, 0) if location.log == log)
 

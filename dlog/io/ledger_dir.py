@@ -107,6 +107,7 @@ class LedgerDir:
         self._logs = OpenLogs(self._open_log, self._has_log, entry_logs_open_max)
         self._victim: _CompactedLog | None = None
         self._damaged_logs: set[int] = set()  # damaged logs: never compacted
+        self._searched: dict[int, int] = {}  # lost logs: no existing ledger below this one has an entry there
         self.gone = IdSet()  # buried ledgers; replaced as a whole
         self.moved = IdSet()  # once removed from the index; replaced as a whole
         self.manifest = Manifest(kind=kind)
@@ -368,8 +369,9 @@ class LedgerDir:
         self._replace_index(self.index.without_entries(rows, self.manifest))
 
     def collect(self) -> Usage:
-        """Delete entry logs without entries of existing ledgers. Reads each log's tables of contents. Without space
-        for the new manifest the reserve is given up, and taken again afterwards.
+        """Delete entry logs without entries of existing ledgers. Reads each log's tables of contents, or the index for
+        a log that is missing or cut off. Without space for the new manifest the reserve is given up, and taken again
+        afterwards.
 
         Raises OSError; after NO_SPACE nothing has changed.
         """
@@ -387,9 +389,10 @@ class LedgerDir:
                 dead_bytes += log.length - live
             else:
                 empty.append(log)
+        reclaimed_bytes = sum(log.length for log in empty if self._is_whole(log))
         self._drop_logs(empty)
         self.hold_reserve()
-        return Usage(live_bytes, dead_bytes, sum(log.length for log in empty), tuple(damage))
+        return Usage(live_bytes, dead_bytes, reclaimed_bytes, tuple(damage))
 
     def shrink_index(self) -> None:
         """Rewrite the index if at least a quarter of its chunks belong to deleted ledgers.
@@ -403,9 +406,20 @@ class LedgerDir:
         self.reserve.hold(len(self.gone.encode()) + len(self.moved.encode()) + len(encode(self.manifest)))
 
     def _live_bytes(self, log: LogFile) -> int:
-        """Bytes of existing ledgers, by the log's tables of contents, and of moved ones by the index. Raises
-        DamagedError."""
+        """Bytes of existing ledgers, by the log's tables of contents, and of moved ones by the index. A log whose last
+        tables are lost, as it is missing or cut off, is all live while the index leads there. Raises DamagedError."""
+        if not self._is_whole(log):
+            return log.length if self._is_indexed(log.log) else 0
         return self._live_of(log, list(self._contents(log)))
+
+    def _is_indexed(self, log: int) -> bool:
+        """Whether an entry of an existing ledger is indexed in this log, which no flush appends to. The next call goes
+        on at the ledger that was found. Raises DamagedError."""
+        for ledger in self.index.ledgers(self._searched.get(log, 0)):
+            if ledger not in self.gone and next(self.index.locations_in(log, ledger), None) is not None:
+                self._searched[log] = ledger
+                return True
+        return False
 
     def _live_of(self, log: LogFile, contents: Sequence[tuple[int, int]]) -> int:
         gone, moved = self.gone, self.moved
@@ -497,7 +511,9 @@ class LedgerDir:
         self._install(replace(self.manifest, logs=kept, unindexed=unindexed), frees=True)
         for log in logs:
             self._logs.drop(log.log)
-            self._disk.unlink(self._log_path(log.log))
+            self._searched.pop(log.log, None)
+            with contextlib.suppress(FileNotFoundError):  # it was missing
+                self._disk.unlink(self._log_path(log.log))
 
     def close(self) -> None:
         self._logs.close()

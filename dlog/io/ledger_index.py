@@ -51,6 +51,10 @@ class LedgerIndex(Protocol):
         """See LedgerDir.entry_runs."""
         ...
 
+    def ledgers(self, first: int) -> Iterator[int]:
+        """The ledgers from `first` on of which the index has entries, in order; deleted ones may be among them."""
+        ...
+
     def locations_in(self, log: int, ledger: int) -> Iterator[EntryLocation]:
         """Locations of the ledger's entries whose newest location is in this log."""
         ...

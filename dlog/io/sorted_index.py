@@ -88,6 +88,9 @@ class SortedIndex:
             else:
                 yield from _runs_in(parse_chunk(run.read_chunk(row), ledger))
 
+    def ledgers(self, first: int) -> Iterator[int]:
+        return iter(sorted({ledger for run in self.runs for ledger in run.table.columns[0] if ledger >= first}))
+
     def locations_in(self, log: int, ledger: int) -> Iterator[EntryLocation]:
         for age, run in enumerate(self.runs):
             newer = [ChunkFinder(later, ledger) for later in self.runs[age + 1 :]]

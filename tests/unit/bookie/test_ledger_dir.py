@@ -414,6 +414,55 @@ def test_a_log_whose_table_of_contents_is_damaged_is_kept_and_told() -> None:
 
 
 @on_both
+@pytest.mark.parametrize("left", [0, 1000])
+@pytest.mark.parametrize("end", ["deleted", "written again", "moved away"])
+def test_a_lost_log_stays_while_the_index_leads_there_and_stops_no_collection(end: str, left: int) -> None:
+    """left: bytes of the log that are left; 0: it is missing."""
+    disk = SimulatedDisk()
+    made = directory(disk, 5000)
+    made.flush(half((1, 0), (2, 1), (3, 0), body=bytes(3000)), [row(1, 0), row(2, 1), row(3, 0)], FIRST_MARKS)
+    made.flush(half((4, 0), body=bytes(5000)), [row(4, 0)], FIRST_MARKS)
+    made.flush(half((3, 0), (5, 0), body=bytes(3000)), [row(3, 0), row(5, 0)], FIRST_MARKS)
+    made.close()
+    lost, other, last = (log.log for log in made.manifest.logs)
+    cut_off(disk, f"{DIR}/entries-{lost:08x}", left)
+    made = directory(disk, 5000)
+    made.bury([1, 4])
+    usage = made.collect()
+    assert not usage.failures and usage.reclaimed_bytes >= 5000, "the other log was deleted"
+    assert [log.log for log in made.manifest.logs] == [lost, last]
+    assert f"entries-{other:08x}" not in disk.names(DIR)
+    with pytest.raises(DamagedError):
+        made.lookup(2, 1, 1, 1 << 20)
+    if end == "deleted":
+        made.bury([2])
+    elif end == "written again":
+        made.flush(half((2, 1), body=bytes(3000)), [row(2, 1)], FIRST_MARKS)
+    else:
+        made.drop_entries([row(2, fenced=True)])
+    usage = made.collect()
+    assert not usage.failures and usage.reclaimed_bytes == 0
+    assert lost not in {log.log for log in made.manifest.logs} and f"entries-{lost:08x}" not in disk.names(DIR)
+    for again in (made, directory(disk)):
+        assert not again.missing_logs()
+        assert again.lookup(3, 0, 1, 1 << 20) == [packet(3, 0, bytes(3000))]
+        assert again.lookup(2, 1, 1, 1 << 20) == ([packet(2, 1, bytes(3000))] if end == "written again" else [])
+
+
+def test_a_lost_log_stays_while_the_index_cannot_say_what_leads_there() -> None:
+    disk = SimulatedDisk()
+    made = directory(disk, 5000)
+    made.flush(half((1, 0), body=bytes(5000)), [row(1, 0)], FIRST_MARKS)
+    made.flush(half((2, 0), body=bytes(5000)), [row(2, 0)], FIRST_MARKS)
+    (lost, other) = made.manifest.logs
+    disk.unlink(f"{DIR}/entries-{lost.log:08x}")
+    for name in names(disk, "index-"):
+        disk.flip_bit(f"{DIR}/{name}", 8 * 60)
+    usage = made.collect()
+    assert len(usage.failures) == 1 and made.manifest.logs == (lost, other)
+
+
+@on_both
 def test_a_damaged_list_of_what_is_gone_is_refused() -> None:
     disk = SimulatedDisk()
     made = directory(disk)
