@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from dlog.bookie.index_findings import Finding, FindingKind, is_clean
+from dlog.bookie.index_findings import Finding, is_clean
 from dlog.bookie.manifest import IndexKind
 from dlog.bookie.options import BookieOptions
 from dlog.cli.output import EXIT_FAILED, EXIT_OK, MutatingCommand, json_option, note, say, say_json, size_text
@@ -88,11 +88,12 @@ def fsck(directory: str, journal_dirs: str, ledger_dirs: str, repair: bool, as_j
         _say(findings, repaired, rebuilt, after)
     if not repair and any(one.repairable for one in before):
         note(f"`dlog bookie fsck {directory} --repair` rebuilds the index")
-    if any(one.kind is FindingKind.RUN for one in repaired):
-        note(
-            "keys and fences of ledgers were lost with an index file: the bookie starts read-only and serves what is "
-            "left; replace it (`dlog bookie replace`)"
-        )
+    for one in after:
+        if one.limbo:
+            note(
+                "a part of the index or of a journal was lost: this bookie starts read-only for good and serves what "
+                f"is left; replace it (`dlog bookie replace`): {one.directory}"
+            )
     return EXIT_OK if is_clean(findings) else EXIT_FAILED
 
 

@@ -2,8 +2,8 @@
 
 The new index has, of each entry: the old row if it leads to an entry that verifies, else the newest copy in a log that
 does, else the old row, so that a read of what is damaged gets an error, never "no such entry". Ledger states (key,
-fence, LAC) are those of the old index: entry logs do not hold them. If a run with states is lost, the directory is
-marked as in limbo: the bookie serves what is left read-only, as after a damaged journal.
+fence, LAC) are those of the old index: entry logs do not hold them. If a run with states or rows of a database are
+lost, the directory is marked as in limbo: the bookie serves what is left read-only, as after a damaged journal.
 
 Invariants:
 - New files are written and synced beside the old ones, then named in a new MANIFEST, then the old ones are removed: a
@@ -40,14 +40,16 @@ _SPILL_ENTRIES = 500_000  # locations in memory, about 100 bytes each
 
 
 class CheckResult:
-    """Result for one directory. rebuilt: whether its index or a table of contents was written anew."""
+    """Result for one directory. limbo: see Manifest, before a repair. rebuilt: whether its index or a table of contents
+    was written anew."""
 
-    __slots__ = ("directory", "findings", "ledgers", "rebuilt", "repairable")
+    __slots__ = ("directory", "findings", "ledgers", "limbo", "rebuilt", "repairable")
 
     def __init__(self, directory: str, check: LedgerDirCheck, *, rebuilt: bool) -> None:
         self.directory = directory
         self.findings: list[Finding] = check.findings
         self.ledgers: dict[int, LedgerSummary] = check.ledgers
+        self.limbo = check.manifest is not None and check.manifest.limbo
         self.repairable = needs_index(check) or bool(logs_without_contents(check))
         self.rebuilt = rebuilt
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from dlog.bookie.journal import FIRST_MARKS
 from dlog.bookie.manifest import IndexKind
 from dlog.cli.main import main
 from dlog.io.disk import RealDisk
 from dlog.io.ledger_dir import LedgerDir
 from tests.stopped_bookie import stopped_bookie
+from tests.unit.bookie.test_ledger_dir import half, row
 
 
 @pytest.fixture
@@ -71,8 +73,30 @@ def test_lost_states_are_said(ledgers: Path, capsys: pytest.CaptureFixture[str])
     code, told = checked(capsys, ledgers.parent)
     assert code == 1 and [one["kind"] for one in told["findings"]] == ["run"]
     assert main(["bookie", "fsck", str(ledgers.parent), "--repair"]) == 0
-    assert "starts read-only" in capsys.readouterr().err
+    note = (
+        f"this bookie starts read-only for good and serves what is left; replace it (`dlog bookie replace`): {ledgers}"
+    )
+    assert note in capsys.readouterr().err
     assert not main(["bookie", "fsck", str(ledgers.parent)])
+    assert note in capsys.readouterr().err, "it stays so"
+
+
+def test_a_bookie_that_is_read_only_after_its_index_db_lost_rows_is_said(
+    ledgers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = LedgerDir(RealDisk(), str(ledgers), 1 << 20)
+    made.load()
+    made.flush(half(*[(3, entry) for entry in range(3000)]), [row(3, 2999)], FIRST_MARKS)
+    made.close()
+    assert converted(ledgers, "db") == 0
+    path = min(ledgers.glob("database-*/*.sst"))
+    flip(path, path.stat().st_size // 3)  # among the entries, which come first
+    assert main(["bookie", "fsck", str(ledgers.parent)]) == 1
+    said = capsys.readouterr()
+    assert "\nchunk " in said.out and "\nrun " not in said.out and "read-only" not in said.err
+    for arguments in (["--repair"], []):
+        assert main(["bookie", "fsck", str(ledgers.parent), *arguments]) == 0
+        assert "this bookie starts read-only for good" in capsys.readouterr().err
 
 
 def test_notes_are_no_failure(ledgers: Path, capsys: pytest.CaptureFixture[str]) -> None:
