@@ -31,7 +31,7 @@ from dlog.client.background_tasks import BackgroundTasks
 from dlog.client.batch import BatchResult
 from dlog.client.check import check_txid, checked_batch, checked_payload
 from dlog.client.options import ClientOptions
-from dlog.client.pipeline import Pipeline
+from dlog.client.pipeline import Pipeline, finish_after
 from dlog.client.position import Position, begin_of
 from dlog.client.producer import Producer
 from dlog.client.reader import Reader, ReadProgress, ReadSession, iterate_batches, iterate_records
@@ -224,7 +224,7 @@ class Client:
                     while not pipeline.append_nowait(payload):
                         await pipeline.room()
         except Exception as error:  # of `payloads`, about one of them, or the pipeline's
-            await pipeline.finish_after(error)
+            await finish_after(error, pipeline)
             raise
         await pipeline.drain()
         return summary

@@ -153,22 +153,6 @@ class Pipeline:
             await self._news()
         await self._wait_fates()
 
-    # ---- called by `append_many` -------------------------------------------------------------------------------------
-
-    async def finish_after(self, error: Exception) -> None:
-        """After `error` of a call of this pipeline, or of the source of its records: wait until all records appended
-        before it are written and reported.
-
-        If one of them fails, or `on_written` raises, raises that failure. Otherwise raises a copy of a DLogError which
-        says so, and returns if `error` is another one, with a note. Cancelling stops the wait only.
-        """
-        if self._has_raised:
-            return  # `error` is the failure
-        await self.drain()
-        failure = failure_of(error, self._reported, ())
-        if failure is not error:
-            raise failure from error
-
     # ---- called by the queue (BatchBorrower) -------------------------------------------------------------------------
 
     def lend(self, slot: int, take: Callable[[bytes], None], bytes_max: int) -> BatchListener:
@@ -261,6 +245,21 @@ class Pipeline:
             self._has_raised = True
             # an exception of the user's callback is raised unchanged
             raise to_raise(failure) if isinstance(failure, DLogError) else failure
+
+
+async def finish_after(error: Exception, pipeline: Pipeline) -> None:
+    """For `append_many`, after `error` of a call of its pipeline, or of the source of its records: wait until all
+    records appended before are written and reported.
+
+    If one of them fails, or `on_written` raises, raises that failure. Otherwise raises a copy of a DLogError which
+    says so, and returns if `error` is another one, with a note. Cancelling stops the wait only.
+    """
+    if pipeline._has_raised:
+        return  # `error` is the failure
+    await pipeline.drain()
+    failure = failure_of(error, pipeline._reported, ())
+    if failure is not error:
+        raise failure from error
 
 
 class _RecordRun:

@@ -20,7 +20,7 @@ from dlog.client import forks
 from dlog.client.batch import SLOT_BYTES, BatchResult
 from dlog.client.check import checked_payload
 from dlog.client.fate import Fate, Outcome, failure_of
-from dlog.client.pipeline import Pipeline
+from dlog.client.pipeline import Pipeline, finish_after
 from dlog.errors import ClosedError, DLogError
 
 HANDED_BYTES_MAX = 1024 * 1024
@@ -152,7 +152,7 @@ class Feed:
             try:
                 await self._append_all(pipeline)
             except Exception as error:  # about a record, or the pipeline's
-                await pipeline.finish_after(error)
+                await finish_after(error, pipeline)
                 raise
         finally:
             self._is_over = True
