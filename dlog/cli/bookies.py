@@ -12,13 +12,14 @@ import click
 
 from dlog.cli.bookie_changes import decommission, pause, pause_left_s, replace_with
 from dlog.cli.bookie_files import convert, fsck
-from dlog.cli.cluster import bookie_client_options, metadata_of
+from dlog.cli.cluster import RepairState, bookie_client_options, metadata_of
 from dlog.cli.discovery import zookeeper_options
 from dlog.cli.output import (
     EXIT_FAILED,
     EXIT_OK,
     CommandError,
     MutatingCommand,
+    note,
     say_json,
     say_table,
     size_text,
@@ -78,12 +79,17 @@ bookie.add_command(convert)
 @zookeeper_options
 def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
     """List the registered bookies, with the rack and region of each, those that are lost while ledgers still lack
-    their copies, and those that are away for a planned restart (`dlog bookie pause`)."""
+    their copies, and those that are away for a planned restart (`dlog bookie pause`).
 
-    async def work() -> list[dict[str, Any]]:
+    Lost bookies are listed only while a recovery process runs; if none does, standard error says so."""
+
+    async def work() -> tuple[list[dict[str, Any]], list[str]]:
         async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
             members = await metadata.members()
             marks = metadata.underreplication("ls")
+            warnings = (await RepairState.read(marks)).warnings()
+            if warnings and await anext(metadata.ledgers(), None) is None:
+                warnings = []  # there is nothing to count
             marked, paused = (await marks.summary()).bookies, await marks.pauses.current()
         states = ((members.writable, "writable"), (members.readonly, "read-only"))
         rows = [
@@ -95,9 +101,11 @@ def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json:
         rows += [(lost, "", "not registered", "", "") for lost in sorted((marked.keys() | paused.keys()) - registered)]
         return [
             dict(zip(_LISTED, (*row, marked.get(row[0], 0), pause_left_s(paused, row[0])), strict=True)) for row in rows
-        ]
+        ], warnings
 
-    rows = asyncio.run(work())
+    rows, warnings = asyncio.run(work())
+    for warning in warnings:
+        note(warning)
     if as_json:
         say_json(rows)
     else:

@@ -6,8 +6,9 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
@@ -23,6 +24,7 @@ from dlog.options import SECONDS_MAX, parse_duration_s
 if TYPE_CHECKING:
     from dlog.io.bookie_client import BookieClientOptions
     from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+    from dlog.io.zookeeper_underreplication import ZooKeeperUnderreplication
 
 LEDGERS_COUNTED_MAX = 100_000
 WATCH_S, WATCH_MIN_S = 1.0, 0.1  # between two states that --watch shows
@@ -48,6 +50,30 @@ def bookie_client_options() -> BookieClientOptions:
     from dlog.ledger.ledger_options import LedgerOptions
 
     return BookieClientOptions().configured(load(LedgerOptions, "ledger", None, {}))
+
+
+@dataclass(frozen=True, slots=True)
+class RepairState:
+    """Whether lost copies are found and made again. runs: whether a recovery process, or Java's AutoRecovery, has a
+    session. is_disabled: an operator has switched repair off for the cluster."""
+
+    runs: bool
+    is_disabled: bool
+
+    @classmethod
+    async def read(cls, marks: ZooKeeperUnderreplication) -> Self:
+        return cls(await marks.has_voters(), await marks.is_disabled())
+
+    def warnings(self) -> list[str]:
+        """Why the marks do not count all ledgers that lack copies; none if an auditor counts them."""
+        found = []
+        if not self.runs:
+            found.append(
+                "no recovery process runs: lost copies are neither counted nor made; start one: dlog recovery run"
+            )
+        if self.is_disabled:
+            found.append("repair is switched off: lost copies are neither counted nor made")
+        return found
 
 
 @click.group()
@@ -142,14 +168,17 @@ def _lines(state: dict[str, Any]) -> list[str]:
 
 
 def _repair_text(state: dict[str, Any]) -> str:
-    """What the marks of under-replicated ledgers say, in a line."""
+    """What the marks of under-replicated ledgers say, in a line. That there are none means something only while
+    somebody counts."""
     from dlog.io.zookeeper_underreplication import SUMMARY_MAX
 
     count = state["under_replicated"]
     more = " or more" if count >= SUMMARY_MAX else ""
     oldest = "" if state["oldest_mark_s"] is None else f", the oldest mark is {state['oldest_mark_s']:,} s old"
-    off = "; repair is switched off" if state["repair_disabled"] else ""
-    return f"{count:,}{more} ledgers under-replicated{oldest}{off}"
+    repair = RepairState(state["recovery_runs"], state["repair_disabled"])
+    warnings = repair.warnings() if state["ledgers"] else []  # without ledgers there is nothing to count
+    counted = [f"{count:,}{more} ledgers under-replicated{oldest}"] if count or not warnings else []
+    return "; ".join((*counted, *warnings))
 
 
 async def _status(metadata: ZooKeeperMetadata, hosts: str, namespace: str) -> dict[str, Any]:
@@ -160,7 +189,7 @@ async def _status(metadata: ZooKeeperMetadata, hosts: str, namespace: str) -> di
         if ledgers >= LEDGERS_COUNTED_MAX:
             break
     marks = metadata.underreplication("status")
-    found_marks = await marks.summary()
+    repair, found_marks = await RepairState.read(marks), await marks.summary()
     oldest_ms = found_marks.oldest_ctime_ms
     bookies = [
         ("bookie", b.bookie, join_host_port(b.host, b.port), state, b.location.rack, b.location.region)
@@ -180,7 +209,8 @@ async def _status(metadata: ZooKeeperMetadata, hosts: str, namespace: str) -> di
         "ledgers": ledgers,
         "under_replicated": found_marks.ledgers,
         "oldest_mark_s": None if oldest_ms is None else max(0, unix_ms() - oldest_ms) // 1000,
-        "repair_disabled": await marks.is_disabled(),
+        "repair_disabled": repair.is_disabled,
+        "recovery_runs": repair.runs,
         "paused": {bookie: math.ceil(left_s) for bookie, left_s in (await marks.pauses.current()).items()},
         "members": [dict(zip(_COLUMNS, member, strict=True)) for member in (*sorted(bookies), *sorted(proxies))],
     }
