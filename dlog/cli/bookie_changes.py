@@ -104,9 +104,10 @@ def decommission(which: str, hosts: str | None, namespace: str | None, directory
     """Take the stopped BOOKIE out of the cluster: wait until recovery processes have copied all that it held to other
     bookies, then delete its cookie, so that it cannot start any more.
 
-    Says how many ledgers are left and what it waits for. May be interrupted and run again.
+    Says how many ledgers are left and what it waits for. May be interrupted and run again. Of a BOOKIE that the
+    cluster does not have it says so.
     """
-    from dlog.io.decommission import Draining, StillRegisteredError
+    from dlog.io.decommission import Decommissioned, Draining, StillRegisteredError
     from dlog.io.decommission import decommission as drain
 
     leaving = named_bookie(which)
@@ -114,18 +115,20 @@ def decommission(which: str, hosts: str | None, namespace: str | None, directory
     def progress(now: Draining) -> None:
         note(f"{now.ledgers:,} ledgers left: {now.reason}")
 
-    async def work() -> int:
+    async def work() -> Decommissioned:
         async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
             try:
                 return await drain(metadata, leaving, progress)
             except StillRegisteredError as error:
                 raise CommandError(error.message, "stop the bookie, then run this again", misused=False) from None
 
-    ledgers = asyncio.run(work())
+    done = asyncio.run(work())
     if as_json:
-        say_json({"bookie": leaving, "ledgers": ledgers})
+        say_json({"bookie": leaving, **asdict(done)})
+    elif not done.was_known:
+        say(f"the cluster has no such bookie, and no ledger names it; perhaps it was decommissioned before: {leaving}")
     else:
-        say(f"{leaving} is out of the cluster: no ledger names it, {ledgers:,} did at first")
+        say(f"{leaving} is out of the cluster: no ledger names it, {done.ledgers:,} did at first")
 
 
 # ---- replacement -----------------------------------------------------------------------------------------------------

@@ -44,6 +44,14 @@ class Draining:
 
 
 @dataclass(frozen=True, slots=True)
+class Decommissioned:
+    """The result. ledgers: that named the bookie at first. was_known: whether the cluster had the bookie at all."""
+
+    ledgers: int
+    was_known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class _Scanned:
     named: int  # ledgers that name the bookie
     unread: int
@@ -52,9 +60,9 @@ class _Scanned:
 
 async def decommission(
     metadata: ZooKeeperMetadata, bookie: BookieId, progress: Callable[[Draining], None], *, look_s: float = LOOK_S
-) -> int:
-    """Have all ledgers of the bookie repaired, wait until none names it, and delete its cookie. Returns how many
-    ledgers named it at first.
+) -> Decommissioned:
+    """Have all ledgers of the bookie repaired, wait until none names it, and delete its cookie. A bookie without a
+    cookie that no ledger names is not known: there is nothing to do.
 
     progress: called with each change. Repeatable; cancelling stops the wait only, repair goes on.
     Raises StillRegisteredError, also if the bookie comes back meanwhile, and MetadataUnavailableError.
@@ -62,15 +70,17 @@ async def decommission(
     marks = metadata.underreplication("decommission")
     await marks.prepare()
     first: int | None = None
+    was_known = False
     while True:
         cookie = await metadata.read_cookie(bookie)
         await check_stopped(marks, bookie)
         await marks.pauses.end(bookie)  # nothing is copied while a planned restart lasts
         scanned = await _mark_ledgers(metadata, marks, bookie)
         first = scanned.named if first is None else first
+        was_known = was_known or scanned.named > 0 or isinstance(cookie, Versioned)
         if not scanned.named and not scanned.unread:
             if await forget_stopped(metadata, marks, bookie, cookie):
-                return first
+                return Decommissioned(first, was_known)
             continue
         reported: Draining | None = None
         for _ in range(_SCAN_LOOKS):

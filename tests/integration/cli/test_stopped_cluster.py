@@ -89,3 +89,14 @@ async def test_copies_are_counted_while_a_recovery_process_runs_unless_repair_is
     text, state = await status_of(run)
     assert (text, state["repair_disabled"]) == (off, True)
     assert (await run("bookie", "ls"))[2] == off + "\n"
+
+
+async def test_a_decommission_says_whether_the_cluster_had_the_bookie(metadata: ZooKeeperMetadata, run: Run) -> None:
+    await metadata.write_cookie(A, "5\n", None)
+    code, out, _ = await run("bookie", "decommission", A)
+    assert (code, out) == (0, f"{A} is out of the cluster: no ledger names it, 0 did at first\n")
+    code, out, _ = await run("bookie", "decommission", A)
+    says = "the cluster has no such bookie, and no ledger names it; perhaps it was decommissioned before"
+    assert (code, out) == (0, f"{says}: {A}\n")
+    code, out, _ = await run("bookie", "decommission", B, "--json")
+    assert (code, json.loads(out)) == (0, {"bookie": B, "ledgers": 0, "was_known": False})

@@ -10,7 +10,7 @@ import pytest
 
 from dlog.errors import CookieError
 from dlog.io import zookeeper_underreplication
-from dlog.io.decommission import Draining, StillRegisteredError, decommission
+from dlog.io.decommission import Decommissioned, Draining, StillRegisteredError, decommission
 from dlog.io.metadata import BookieInfo, Members
 from dlog.io.zookeeper import ANY_VERSION
 from dlog.io.zookeeper_cluster import cluster_init
@@ -86,9 +86,23 @@ async def test_a_bookie_is_drained_then_forgotten_and_each_wait_has_a_reason(met
         await repair(metadata, LedgerId(1))
         assert (await news.get()).ledgers == 1
         await repair(metadata, LedgerId(2))
-    assert draining.result() == 2
+    assert draining.result() == Decommissioned(2)
     assert isinstance(await metadata.read_cookie(A), Missing)
-    assert await decommission(metadata, A, news.put_nowait) == 0, "again: harmless"
+    again = await decommission(metadata, A, news.put_nowait)
+    assert again == Decommissioned(0, was_known=False), "again: harmless"
+
+
+async def test_a_bookie_that_has_a_cookie_or_a_ledger_was_known(metadata: ZooKeeperMetadata) -> None:
+    await metadata.write_cookie(LOST, "6\n", None)
+    assert await decommission(metadata, LOST, lambda _: None) == Decommissioned(0)
+    await metadata.forget_bookie(A, await metadata.read_cookie(A))  # as an operator in ZooKeeper
+    news: asyncio.Queue[Draining] = asyncio.Queue()
+    async with asyncio.TaskGroup() as tasks:
+        draining = tasks.create_task(decommission(metadata, A, news.put_nowait, look_s=QUICK_S))
+        assert (await news.get()).ledgers == 2
+        for ledger in (LedgerId(1), LedgerId(2)):
+            await repair(metadata, ledger)
+    assert draining.result() == Decommissioned(2)
 
 
 async def test_a_ledger_that_still_names_it_without_a_mark_keeps_it(metadata: ZooKeeperMetadata) -> None:
