@@ -27,7 +27,7 @@ from dlog.model.ids import BookieId, LedgerId
 from dlog.model.ledger import LedgerKey, LedgerMetadata
 
 LOOK_S = 1.0  # between two looks at the marks
-_SCAN_LOOKS = 30  # looks until all ledgers are read again though marks are left
+_SCAN_LOOKS = 30  # looks until all ledgers are read again though marks are left, or though nothing was marked
 
 
 class StillRegisteredError(InvalidRequestError):
@@ -54,7 +54,8 @@ class Decommissioned:
 @dataclass(frozen=True, slots=True)
 class _Scanned:
     named: int  # ledgers that name the bookie
-    unread: int
+    marked: int  # of these
+    unread: int  # ledgers that could not be read or marked
     ensemble_max: int  # bookies of the largest ensemble that names it
 
 
@@ -71,6 +72,7 @@ async def decommission(
     await marks.prepare()
     first: int | None = None
     was_known = False
+    reported: Draining | None = None
     while True:
         cookie = await metadata.read_cookie(bookie)
         await check_stopped(marks, bookie)
@@ -82,16 +84,15 @@ async def decommission(
             if await forget_stopped(metadata, marks, bookie, cookie):
                 return Decommissioned(first, was_known)
             continue
-        reported: Draining | None = None
         for _ in range(_SCAN_LOOKS):
             summary = await marks.summary()
-            named = summary.bookies.get(bookie, 0) if summary.is_whole else scanned.named
-            left = named + scanned.unread
+            marked = summary.bookies.get(bookie, 0) if summary.is_whole else scanned.marked
+            left = marked + scanned.unread
             if (now := Draining(left, await _reason(metadata, marks, scanned))) != reported:
                 reported = now
                 progress(now)
             await asyncio.sleep(look_s)
-            if left == scanned.unread:
+            if scanned.marked and not marked:
                 break
             await check_stopped(marks, bookie)
 
@@ -118,7 +119,7 @@ async def forget_stopped(
 
 async def _mark_ledgers(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplication, bookie: BookieId) -> _Scanned:
     """Read all ledgers, and mark those that name the bookie."""
-    named = unread = ensemble_max = 0
+    named = marked = unread = ensemble_max = 0
     async for ledger, value in ledgers_naming(metadata, bookie):
         try:
             if value is None:
@@ -127,9 +128,10 @@ async def _mark_ledgers(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplic
             sizes = (len(part.ensemble) for part in value.fragments if bookie in part.ensemble)
             named, ensemble_max = named + 1, max(ensemble_max, *sizes)
             await marks.mark(ledger, {bookie}, unix_ms())
+            marked += 1
         except DLogError:
             unread += 1
-    return _Scanned(named, unread, ensemble_max)
+    return _Scanned(named, marked, unread, ensemble_max)
 
 
 async def ledgers_naming(
@@ -153,6 +155,9 @@ async def ledgers_naming(
 
 async def _reason(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplication, scanned: _Scanned) -> str:
     """What the repair of the ledgers waits for."""
+    unread = f"metadata of {scanned.unread} ledgers cannot be read (dlog ledger ls names them)"
+    if not scanned.named:
+        return unread
     if await marks.is_disabled():
         return "repair is switched off for the cluster"
     if not await marks.has_voters():
@@ -161,5 +166,5 @@ async def _reason(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplication,
     if writable < scanned.ensemble_max:
         return f"too few writable bookies, start more: writable={writable} ensemble={scanned.ensemble_max}"
     if scanned.unread:
-        return f"metadata of {scanned.unread} ledgers cannot be read (dlog ledger ls names them)"
+        return unread
     return "ledgers are being copied; the event repair.failed of a recovery process says why one is not"

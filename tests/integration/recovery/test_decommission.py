@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from dlog.errors import CookieError
+from dlog.io import decommission as decommission_module
 from dlog.io import zookeeper_underreplication
 from dlog.io.decommission import Decommissioned, Draining, StillRegisteredError, decommission
 from dlog.io.metadata import BookieInfo, Members
@@ -16,6 +17,7 @@ from dlog.io.zookeeper import ANY_VERSION
 from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_layout import LedgerPaths
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.io.zookeeper_underreplication import ZooKeeperUnderreplication
 from dlog.machine import Missing, Versioned
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata
@@ -215,6 +217,37 @@ async def test_a_bookie_whose_cookie_is_deleted_just_before_it_registers_is_not_
         await metadata.register_bookie(INFO, known=known)
     assert looks == 2
     assert A not in (await metadata.members()).writable
+
+
+async def test_a_ledger_that_cannot_be_read_is_reported_once_and_not_read_at_every_look(
+    metadata: ZooKeeperMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        await metadata.delete(LedgerKey(LedgerId(number)))
+    path = PATHS.ledger(LedgerId(3))
+    await metadata.zookeeper.create(path, b"what is this", parents=True)
+    monkeypatch.setattr(decommission_module, "_SCAN_LOOKS", 5)
+    scans, looks, ledgers, registered = 0, 0, metadata.ledgers, ZooKeeperUnderreplication.registered
+
+    async def counted() -> AsyncIterator[LedgerId]:
+        nonlocal scans
+        scans += 1
+        if scans == 3:
+            await metadata.zookeeper.delete(path, ANY_VERSION)
+        async for ledger in ledgers():
+            yield ledger
+
+    async def looked(marks: ZooKeeperUnderreplication) -> frozenset[BookieId]:
+        nonlocal looks
+        looks += 1
+        return await registered(marks)
+
+    monkeypatch.setattr(metadata, "ledgers", counted)
+    monkeypatch.setattr(ZooKeeperUnderreplication, "registered", looked)
+    news: list[Draining] = []
+    assert await decommission(metadata, A, news.append, look_s=QUICK_S) == Decommissioned(0)
+    assert news == [Draining(1, "metadata of 1 ledgers cannot be read (dlog ledger ls names them)")]
+    assert (scans, looks) == (3, 3 + 2 * 5), "before each scan, and in the waits after two of them"
 
 
 async def test_with_more_marks_than_are_counted_it_waits_and_does_not_scan_again_at_once(
