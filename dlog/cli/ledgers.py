@@ -65,25 +65,28 @@ def ledger() -> None:
 @ledger.command()
 @zookeeper_options
 def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> int:
-    """List the ledgers of the cluster with their state. Exit 1 if one's metadata cannot be read."""
+    """List the ledgers of the cluster with their state. Exit 1 if one's metadata cannot be read.
+
+    Such a ledger is named on standard error; with --json it has the keys ledger and error only.
+    """
 
     async def work() -> int:
         async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
             found = [ledger async for ledger in metadata.ledgers()]
         async with ledgers_of(hosts, namespace, directory) as ledgers:
             rows: list[dict[str, Any]] = []
-            wrong: list[DLogError] = []
+            wrong: dict[LedgerId, DLogError] = {}
             for number in found:
                 try:
                     rows.append(describe(number, await ledgers.metadata_of(number)))
                 except LedgerNotFoundError:
                     continue  # deleted meanwhile
                 except (DamagedError, UnsupportedVersionError) as error:
-                    wrong.append(error)
-        for unreadable in wrong:
-            note(f"metadata cannot be read: {unreadable.message}")
+                    wrong[number] = error
+        for unreadable, reason in wrong.items():
+            note(f"metadata of ledger {unreadable} cannot be read: {reason.message}")
         if as_json:
-            say_json(rows)
+            say_json([*rows, *({"ledger": int(number), "error": error.message} for number, error in wrong.items())])
             return EXIT_FAILED if wrong else EXIT_OK
         say_table(
             ("ledger", "state", "entries", "bytes", "E/Qw/Qa", "fragments"),

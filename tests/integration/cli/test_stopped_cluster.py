@@ -100,3 +100,14 @@ async def test_a_decommission_says_whether_the_cluster_had_the_bookie(metadata: 
     assert (code, out) == (0, f"{says}: {A}\n")
     code, out, _ = await run("bookie", "decommission", B, "--json")
     assert (code, json.loads(out)) == (0, {"bookie": B, "ledgers": 0, "was_known": False})
+
+
+async def test_a_ledger_whose_metadata_cannot_be_read_is_named(metadata: ZooKeeperMetadata, run: Run) -> None:
+    await metadata.compare_and_set(LedgerKey(LedgerId(1)), ON_A, None)
+    await metadata.zookeeper.create(LedgerPaths().ledger(LedgerId(77)), b"what is this", parents=True)
+    code, out, said = await run("ledger", "ls")
+    assert code == 1 and len(out.splitlines()) == 2 and said.startswith("metadata of ledger 77 cannot be read: ")
+    code, out, _ = await run("ledger", "ls", "--json")
+    whole, damaged = json.loads(out)
+    assert (code, whole["ledger"], damaged["ledger"]) == (1, 1, 77)
+    assert said == f"metadata of ledger 77 cannot be read: {damaged['error']}\n"

@@ -125,9 +125,11 @@ def test_ledgers_beside_a_damaged_one_are_listed(
     command = [sys.executable, "-m", "dlog.cli.main", "ledger", "ls", "--zookeeper", cluster.bookies.hosts, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     asyncio.run(pull())
-    listed = json.loads(done.stdout)
-    assert listed, "those that are whole are listed"
-    assert f"exit {done.returncode}, named {done.stderr.count('cannot be read')}" == answer
+    *whole, damaged = json.loads(done.stdout)
+    assert whole and all("state" in row for row in whole), "those that are whole are listed"
+    assert damaged.keys() == {"ledger", "error"} and damaged["ledger"] == 40_000_001
+    named = done.stderr.count("metadata of ledger 40000001 cannot be read: ")
+    assert f"exit {done.returncode}, named {named}" == answer
 
 
 @each("metadata", ZNODES)
