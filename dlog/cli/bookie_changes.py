@@ -17,11 +17,11 @@ import click
 from dlog.cli.cluster import bookie_client_options, metadata_of
 from dlog.cli.discovery import zookeeper_options
 from dlog.cli.output import CommandError, MutatingCommand, note, say, say_json
-from dlog.cli.parameters import named_bookie
+from dlog.cli.parameters import copy_rate_bytes_s, named_bookie
 from dlog.events import Event, PlacementNotKept
 from dlog.machine import Missing
 from dlog.model.ids import BookieId, LedgerId
-from dlog.options import parse_bytes, parse_duration_s
+from dlog.options import parse_duration_s
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -220,9 +220,7 @@ def replace_with(
     from dlog.ledger.repair import RepairOptions, Replaced
 
     leaving, coming = named_bookie(old), named_bookie(new)
-    rate_bytes_s = 0 if rate is None else parse_bytes(rate)
-    if rate is not None and rate_bytes_s < AT_ONCE:
-        raise CommandError(f"the rate is too low: bytes={rate_bytes_s}", "name at least 1KiB, or leave --rate out")
+    rate_bytes_s = copy_rate_bytes_s(rate)
 
     async def work(display: _Display) -> Replacement:
         def elsewhere(ledger: LedgerId, made: Replaced) -> None:

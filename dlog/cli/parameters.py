@@ -8,7 +8,11 @@ from typing import Any
 
 import click
 
+from dlog.cli.output import CommandError
 from dlog.model.ids import BookieId, bookie_id
+from dlog.options import parse_bytes
+
+COPY_RATE_MIN_BYTES_S = 1024
 
 
 class NonEmptyText(click.types.StringParamType):
@@ -42,3 +46,14 @@ def named_bookie(text: str) -> BookieId:
     the id is without its brackets. Raises InvalidRequestError."""
     address = _IPV6_ADDRESS.match(text)
     return bookie_id(address[1] + address[2] if address else text)
+
+
+def copy_rate_bytes_s(text: str | None) -> int:
+    """The bytes of payload that a command copies a second at most, by its option --rate; 0: no limit. Raises
+    InvalidRequestError if it is no size, CommandError if it is below COPY_RATE_MIN_BYTES_S."""
+    if text is None:
+        return 0
+    rate_bytes_s = parse_bytes(text)
+    if rate_bytes_s < COPY_RATE_MIN_BYTES_S:
+        raise CommandError(f"the rate is too low: bytes={rate_bytes_s}", "name at least 1KiB, or leave --rate out")
+    return rate_bytes_s

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING
 import click
 
 from dlog.cli.discovery import zookeeper_options
-from dlog.cli.output import CommandError, MutatingCommand, note, say, say_json, table_lines
-from dlog.cli.parameters import FiniteFloat
+from dlog.cli.output import MutatingCommand, note, say, say_json, table_lines
+from dlog.cli.parameters import FiniteFloat, copy_rate_bytes_s
 from dlog.ledger.balance import Move
 from dlog.model.ids import LedgerId
-from dlog.options import parse_bytes
 
 if TYPE_CHECKING:
     from dlog.io.rebalance import Rebalanced, RebalanceProgress
 
 UNTIL = 0.05  # spread of the shares at which it ends
-RATE_MIN_BYTES_S = 1024
 MOVES_SHOWN = 20  # of those that --dry-run would make
 _STEPS = 10  # lines about the progress of one run, about
 
@@ -91,9 +89,7 @@ def rebalance(
     from dlog.io.rebalance import rebalance as move_ledgers
     from dlog.ledger.repair import RepairOptions
 
-    rate_bytes_s = 0 if rate is None else parse_bytes(rate)
-    if rate is not None and rate_bytes_s < RATE_MIN_BYTES_S:
-        raise CommandError(f"the rate is too low: bytes={rate_bytes_s}", "name at least 1KiB, or leave --rate out")
+    rate_bytes_s = copy_rate_bytes_s(rate)
     lines = _Lines(until, shows_moves=is_dry)
 
     async def work() -> Rebalanced:
