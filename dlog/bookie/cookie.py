@@ -69,14 +69,15 @@ def judge(expected: Cookie, registered: str | None, found: Sequence[Found], *, m
         if missing:
             raise CookieError(
                 f"directory is empty though this bookie stored data before: mount the right disk; if the data is gone, "
-                f"let the other bookies re-replicate, delete the cookie of {expected.bookie} in ZooKeeper and start "
-                f"with all directories empty: dir={','.join(missing)}"
+                f"run `dlog bookie decommission {expected.bookie}`, which ends once its ledgers are re-replicated, "
+                f"then start with all directories empty: dir={','.join(missing)}"
             )
         for item in found:
             if item.lacks_manifest:
                 raise CookieError(
-                    f"directory has lost its MANIFEST, the list of its valid files; put the file back, or treat all "
-                    f"directories of this bookie as lost: dir={item.directory}"
+                    f"directory has lost its MANIFEST, the list of its valid files; put the file back, or take this "
+                    f"bookie out by `dlog bookie decommission {expected.bookie}`, then start with all directories "
+                    f"empty: dir={item.directory}"
                 )
         lists.check_added()
         if lists.left_out:

@@ -42,8 +42,8 @@ def test_an_emptied_directory_is_refused(emptied: int) -> None:
         judge(US, TEXT, dirs)
 
 
-def test_all_directories_emptied_is_refused() -> None:
-    with pytest.raises(CookieError, match="mount the right disk"):
+def test_all_directories_emptied_is_refused_with_the_command_that_takes_the_bookie_out() -> None:
+    with pytest.raises(CookieError, match=f"mount the right disk; .* `dlog bookie decommission {US.bookie}`"):
         judge(US, TEXT, found(None, False))
 
 
