@@ -79,8 +79,8 @@ def rebalance(
     """Move closed ledgers from fuller bookies to emptier ones, for example after adding a bookie.
 
     A bookie's share is what closed ledgers place on it, relative to the size of its disks. A ledger is copied first,
-    then its metadata is changed; its placement policy is kept as well as before. Java's bookies then free the space
-    that it took; bookies of dlog keep their old copy until the ledger is deleted. It ends when the shares are even
+    then its metadata is changed; its placement policy is kept as well as before. The fuller bookie frees its old
+    copy a day or two later (its option gc_moved_s; Java's bookies: within a day). It ends when the shares are even
     enough, or no move of a ledger makes them more even. May be interrupted and run again.
     """
     from dlog.cli.cluster import bookie_client_options, metadata_of
