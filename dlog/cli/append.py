@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -131,7 +131,7 @@ async def _append(
         async with asyncio.TaskGroup() as tasks:
             explaining = tasks.create_task(_explain_waiting(pipeline, quiet=as_json), name="explain why it waits")
             sending = tasks.create_task(_send(pipeline, tally, batches), name="send")
-            with _ended_by_signals(sending):
+            with ended_by_signals(sending):
                 await asyncio.wait((sending,))
                 explaining.cancel()
                 if not sending.cancelled():
@@ -144,7 +144,7 @@ async def _append(
 
 
 @contextmanager
-def _ended_by_signals(sending: asyncio.Task[Any]) -> Iterator[None]:
+def ended_by_signals(sending: asyncio.Task[Any]) -> Iterator[None]:
     """The first ending signal cancels the task; the second one raises KeyboardInterrupt."""
     loop = asyncio.get_running_loop()
     numbers = ending_signals()
@@ -172,14 +172,20 @@ def _stopped(tally: Tally) -> StoppedError:
     counts = dict.fromkeys(Outcome, 0)
     for fate in tally.pipeline.fates if tally.pipeline is not None else ():
         counts[fate.outcome] += fate.count
-    unknown = counts[Outcome.UNKNOWN]
-    message = f"stopped by a signal: {tally.records + counts[Outcome.WRITTEN]} records are written"
+    return stopped_error(
+        tally.records + counts[Outcome.WRITTEN],
+        counts[Outcome.UNKNOWN],
+        "records that may be written may still appear: if sent again, they may be there twice; "
+        "docs/reliability.md, 'Outcome unknown'",
+    )
+
+
+def stopped_error(written: int, unknown: int, when_unknown: str) -> StoppedError:
+    """The error after a signal. written, unknown: numbers of records. when_unknown: the next step if some are
+    unknown."""
+    message = f"stopped by a signal: {written} records are written"
     if unknown:
-        return StoppedError(
-            f"{message}, {unknown} more may be",
-            "records that may be written may still appear: if sent again, they may be there twice; "
-            "docs/reliability.md, 'Outcome unknown'",
-        )
+        return StoppedError(f"{message}, {unknown} more may be", when_unknown)
     return StoppedError(
         f"{message}, and no other record of the input",
         "continue with the record after those that are written",
@@ -240,7 +246,21 @@ def _say_summary(tally: Tally, stream: str, seconds: float, as_json: bool) -> No
 # ---- input ----------------------------------------------------------------------------------------------------------
 
 
-async def line_batches(descriptor: int) -> AsyncIterator[tuple[list[bytes], int]]:
+class BatchLimits(NamedTuple):
+    """Bounds of a batch of records; `overhead_bytes` of each record count too. One record of `record_bytes_max` is
+    always a batch."""
+
+    record_bytes_max: int
+    batch_bytes_max: int
+    overhead_bytes: int
+
+
+RECORD_SET_LIMITS = BatchLimits(RECORD_BYTES_MAX, RECORD_BYTES_MAX, 4)
+
+
+async def line_batches(
+    descriptor: int, limits: BatchLimits = RECORD_SET_LIMITS
+) -> AsyncIterator[tuple[list[bytes], int]]:
     """Yield batches of lines without their newlines, and the bytes of input in each.
 
     A last line without a newline is a record too. Raises RecordTooLargeError, which names the line.
@@ -252,11 +272,11 @@ async def line_batches(descriptor: int) -> AsyncIterator[tuple[list[bytes], int]
         lines = data.split(b"\n")
         rest = lines.pop()
         if lines:
-            for batch in _fitting(lines, line):
+            for batch in _fitting(lines, line, limits):
                 yield batch, sum(map(len, batch)) + len(batch)
             line += len(lines)
-        if len(rest) > RECORD_BYTES_MAX:
-            raise _too_large(len(rest), line)
+        if len(rest) > limits.record_bytes_max:
+            raise _too_large(len(rest), line, limits)
     if rest:
         yield [rest], len(rest)
 
@@ -272,13 +292,13 @@ async def framed_batches(descriptor: int) -> AsyncIterator[tuple[list[bytes], in
         while end - at >= 4:
             (length,) = _LENGTH.unpack_from(data, at)
             if length > RECORD_BYTES_MAX:
-                raise _too_large(length, number + len(records))
+                raise _too_large(length, number + len(records), RECORD_SET_LIMITS)
             if end - at - 4 < length:
                 break
             records.append(data[at + 4 : at + 4 + length])
             at += 4 + length
         rest = data[at:]
-        for batch in _fitting(records, number):
+        for batch in _fitting(records, number, RECORD_SET_LIMITS):
             yield batch, sum(map(len, batch)) + 4 * len(batch)
         number += len(records)
     if rest:
@@ -288,18 +308,18 @@ async def framed_batches(descriptor: int) -> AsyncIterator[tuple[list[bytes], in
         )
 
 
-def _fitting(records: list[bytes], number: int) -> Iterator[list[bytes]]:
-    """Yield the records in as few batches as fit into record sets; nearly always one."""
-    if sum(map(len, records)) + 4 * len(records) <= RECORD_BYTES_MAX:
+def _fitting(records: list[bytes], number: int, limits: BatchLimits) -> Iterator[list[bytes]]:
+    """Yield the records in as few batches as the limits allow. Raises RecordTooLargeError; number: of the first."""
+    if sum(map(len, records)) + limits.overhead_bytes * len(records) <= limits.batch_bytes_max:
         if records:
             yield records
         return
     size, batch = 0, list[bytes]()
     for record in records:
-        more = len(record) + 4
-        if more > RECORD_BYTES_MAX + 4:
-            raise _too_large(len(record), number)
-        if batch and size + more > RECORD_BYTES_MAX:
+        more = len(record) + limits.overhead_bytes
+        if len(record) > limits.record_bytes_max:
+            raise _too_large(len(record), number, limits)
+        if batch and size + more > limits.batch_bytes_max:
             yield batch
             size, batch = 0, []
         batch.append(record)
@@ -308,8 +328,10 @@ def _fitting(records: list[bytes], number: int) -> Iterator[list[bytes]]:
     yield batch
 
 
-def _too_large(size: int, number: int) -> RecordTooLargeError:
-    return RecordTooLargeError(f"record {number} of the input is larger than {RECORD_BYTES_MAX} bytes: bytes={size}")
+def _too_large(size: int, number: int, limits: BatchLimits) -> RecordTooLargeError:
+    return RecordTooLargeError(
+        f"record {number} of the input is larger than {limits.record_bytes_max} bytes: bytes={size}"
+    )
 
 
 async def _chunks(descriptor: int) -> AsyncIterator[bytes]:

@@ -230,6 +230,12 @@ def say_bytes(data: bytes) -> None:
         sys.stdout.buffer.flush()
 
 
+def flush() -> None:
+    """Write what `say` has buffered: what follows may take long. Raises OutputLostError."""
+    with output():
+        sys.stdout.flush()
+
+
 def note(text: str) -> None:
     """Print a message on stderr; dropped if that cannot be written."""
     try:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import click
 
+from dlog.cli.append import BatchLimits, ended_by_signals, line_batches, opened_input, stopped_error
 from dlog.cli.output import (
     EXIT_FAILED,
     EXIT_OK,
     CommandError,
     MutatingCommand,
+    StoppedError,
+    flush,
     json_option,
     note,
     say,
@@ -22,11 +24,13 @@ from dlog.cli.output import (
     say_json,
     say_table,
 )
-from dlog.client.regions import Regions, RegionView
+from dlog.cli.watch import ended_by_interrupt
+from dlog.client.regions import Region, Regions, RegionView
 from dlog.errors import DamagedError, DLogError, UnavailableError
 from dlog.events import Event, RegionRecordIgnored, TablePinsRegion
 from dlog.io.kafka_settings import KafkaOptions
 from dlog.io.settings import load
+from dlog.region.items import RECORD_OVERHEAD_BYTES
 from dlog.region.messages import LostEntries
 from dlog.region.options import RegionOptions
 from dlog.region.owner import RegionFencedError
@@ -40,7 +44,11 @@ _NEXT: dict[type[DLogError], str] = {
     RegionFencedError: "find the process that opened the region; `dlog region show` shows what is written",
     UnavailableError: "see that the topics can be reached, or name others with --topics or DLOG_KAFKA_TOPICS",
 }
-BATCH_BYTES, BATCH_RECORDS = 256 * 1024, 2000  # of lines that are written together
+STOP_S = 3.0  # how long to wait for the batch under way after a signal; then its outcome is unknown
+_WRITE_UNKNOWN = (
+    "whether the last records were written is unknown: the next `dlog region write` settles it, and then "
+    "`dlog region show` shows it"
+)
 _UNKNOWN = "whether it was done is unknown: `dlog region show` shows it, and doing it again is harmless"
 
 
@@ -78,11 +86,7 @@ def create(name: str, address: str | None, as_json: bool) -> None:
     _say_done(name, as_json, f"{name} is there", {})
 
 
-@region.command(
-    cls=MutatingCommand,
-    when_unknown="whether the last records were written is unknown: the next `dlog region write` settles it, and then "
-    "`dlog region show` shows it",
-)
+@region.command(cls=MutatingCommand, when_unknown=_WRITE_UNKNOWN)
 @region_options
 @click.option("--table", type=click.IntRange(0, 2**64 - 1), required=True, help="Number of the table.")
 @click.option(
@@ -94,24 +98,31 @@ def create(name: str, address: str | None, as_json: bool) -> None:
 )
 @click.argument("file", required=False, default="-")
 def write(name: str, address: str | None, table: int, version: int | None, file: str, as_json: bool) -> None:
-    """Write each line of FILE (default: standard input) as a record of a table."""
+    """Write each line of FILE (default: standard input) as a record of a table.
 
-    async def work(regions: Regions, short: str) -> tuple[int, int, int]:
-        opened = await regions.open(short)
-        first = last = count = 0
+    Lines from a pipe are written as they arrive. After the first signal no more input is read; the records under way
+    are waited for.
+    """
+    options = RegionOptions(format=version)
+    limits = BatchLimits(
+        options.batch_bytes_max - RECORD_OVERHEAD_BYTES, options.batch_bytes_max, RECORD_OVERHEAD_BYTES
+    )
+    tally = _Tally()
+    with opened_input(file) as descriptor:
+
+        async def work(regions: Regions, short: str) -> None:
+            await _write_all(await regions.open(short), table, line_batches(descriptor, limits), tally)
+
         try:
-            for batch in _batches(file):
-                sequences = await opened.write(table, batch)
-                first, last, count = first or sequences[0], sequences[-1], count + len(sequences)
-        except BaseException:
-            if count:
-                note(f"written before: {count} records, sequences {first} to {last}")
+            _run(name, address, work, options)
+        except BaseException as error:
+            if tally.records:
+                note(f"written before: {tally.summary()}")
+            if isinstance(error, KeyboardInterrupt):
+                raise _stopped(tally) from None
             raise
-        return first, last, count
-
-    first, last, count = _run(name, address, work, RegionOptions(format=version))
-    summary = f"{count} records, sequences {first} to {last}" if count else "no records"
-    _say_done(name, as_json, f"{name} table {table}: {summary}", {"first": first, "last": last, "records": count})
+    values = {"first": tally.first, "last": tally.last, "records": tally.records}
+    _say_done(name, as_json, f"{name} table {table}: {tally.summary()}", values)
 
 
 @region.command()
@@ -199,25 +210,29 @@ def read(
         raise CommandError("a sequence is of one table", "add --table NUMBER")
     lost: list[LostEntries] = []
 
-    async def work(regions: Regions, short: str) -> RegionView:
-        view = await regions.view(short, skip_damaged=skip_damaged)
-        starts = None if table is None else {table: first}
-        async for entry in view.read(starts, on_lost=lost.append, follow=follow):
-            if as_json:
-                payload = entry.payload.decode("utf-8", "replace")
-                say_json({"table": entry.table, "sequence": entry.sequence, "payload": payload})
-            elif table is None:
-                say_bytes(b"%d\t%d\t%b\n" % (entry.table, entry.sequence, entry.payload))
-            else:
-                say_bytes(entry.payload + b"\n")
-        return view
+    async def work(regions: Regions, short: str) -> list[str]:
+        view: RegionView | None = None
+        with ended_by_interrupt() if follow else nullcontext():
+            view = await regions.view(short, skip_damaged=skip_damaged)
+            starts = None if table is None else {table: first}
+            async for entry in view.read(starts, on_lost=lost.append, follow=follow):
+                if as_json:
+                    payload = entry.payload.decode("utf-8", "replace")
+                    say_json({"table": entry.table, "sequence": entry.sequence, "payload": payload})
+                    if follow:
+                        flush()
+                elif table is None:
+                    say_bytes(b"%d\t%d\t%b\n" % (entry.table, entry.sequence, entry.payload))
+                else:
+                    say_bytes(entry.payload + b"\n")
+        return [] if view is None else view.problems  # None: interrupted before there was one
 
-    view = _run(name, address, work)
+    problems = _run(name, address, work)
     for one in lost:
         note(f"deleted: table {one.table}, sequences {one.first} to {one.end - 1}")
-    for problem in view.problems:
+    for problem in problems:
         note(f"left out: {problem}")
-    return EXIT_FAILED if view.problems or lost else EXIT_OK
+    return EXIT_FAILED if problems or lost else EXIT_OK
 
 
 @region.command()
@@ -285,19 +300,74 @@ def _note_event(event: Event) -> None:
             note(f"table {table} keeps {records} records from being deleted: mark it, or drop it")
 
 
-def _batches(file: str) -> Iterator[list[bytes]]:
-    """The lines of a file or of standard input, some together."""
-    with sys.stdin.buffer if file == "-" else Path(file).open("rb") as lines:
-        batch: list[bytes] = []
-        size = 0
-        for line in lines:
-            batch.append(line.removesuffix(b"\n"))
-            size += len(line)
-            if size >= BATCH_BYTES or len(batch) >= BATCH_RECORDS:
-                yield batch
-                batch, size = [], 0
-        if batch:
-            yield batch
+class _Tally:
+    """Counts the records of `dlog region write`. pending: those under way, whose outcome is not known yet."""
+
+    def __init__(self) -> None:
+        self.first = self.last = self.records = self.pending = 0
+        self.writing: asyncio.Task[DLogError | None] | None = None
+
+    def written(self, sequences: Sequence[int]) -> None:
+        """The pending records are durable."""
+        self.first, self.last = self.first or sequences[0], sequences[-1]
+        self.records += len(sequences)
+        self.pending = 0
+
+    def summary(self) -> str:
+        return f"{self.records} records, sequences {self.first} to {self.last}" if self.records else "no records"
+
+
+def _stopped(tally: _Tally) -> StoppedError:
+    return stopped_error(tally.records, tally.pending, _WRITE_UNKNOWN)
+
+
+async def _write_all(
+    opened: Region, table: int, batches: AsyncIterator[tuple[list[bytes], int]], tally: _Tally
+) -> None:
+    """Write all batches; what is durable is in the tally. Raises DLogError, and StoppedError after a signal."""
+    async with asyncio.TaskGroup() as tasks:
+        sending = tasks.create_task(_send(opened, table, batches, tally, tasks), name="send")
+        with ended_by_signals(sending):
+            await asyncio.wait((sending,))
+            if sending.cancelled() and tally.writing is not None:
+                await asyncio.wait((tally.writing,), timeout=STOP_S)
+                tally.writing.cancel()
+    if sending.cancelled():
+        raise _stopped(tally)
+    if (failure := sending.result()) is not None:
+        raise failure
+
+
+async def _send(
+    opened: Region,
+    table: int,
+    batches: AsyncIterator[tuple[list[bytes], int]],
+    tally: _Tally,
+    tasks: asyncio.TaskGroup,
+) -> DLogError | None:
+    """Write one batch after the other; returns the error that ended it, or None. If it is cancelled, the batch under
+    way goes on in `tasks`."""
+    try:
+        async for records, _ in batches:
+            tally.writing = tasks.create_task(_write_batch(opened, table, records, tally), name="write a batch")
+            await asyncio.wait((tally.writing,))
+            if (failure := tally.writing.result()) is not None:
+                return failure
+    except DLogError as error:
+        return error
+    return None
+
+
+async def _write_batch(opened: Region, table: int, records: list[bytes], tally: _Tally) -> DLogError | None:
+    """Write the records together; returns the error, or None."""
+    tally.pending = len(records)
+    try:
+        tally.written(await opened.write(table, records))
+    except DLogError as error:
+        if not error.outcome_unknown:
+            tally.pending = 0
+        return error
+    return None
 
 
 def _say_done(name: str, as_json: bool, text: str, values: dict[str, Any]) -> None:

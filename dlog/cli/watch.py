@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from dlog.cli.output import note, output, say, say_json
+from dlog.cli.output import flush, note, output, say, say_json
 from dlog.errors import MetadataUnavailableError
 from dlog.io.children import on_signals
 
@@ -71,7 +71,7 @@ _Show = Callable[[dict[str, Any]], None]
 def _as_json() -> Iterator[_Show]:
     def show(state: dict[str, Any]) -> None:
         say_json(state)
-        _flush()
+        flush()
 
     yield show
 
@@ -86,7 +86,7 @@ def _as_blocks(lines: Callable[[dict[str, Any]], Sequence[str]]) -> Iterator[_Sh
             for line in [""] * (blocks > 0) + list(lines(state)):
                 say(line)
             blocks += 1
-            _flush()
+            flush()
 
         yield print_block
         return
@@ -107,8 +107,3 @@ def _as_blocks(lines: Callable[[dict[str, Any]], Sequence[str]]) -> Iterator[_Sh
     finally:
         with output():
             live.stop()
-
-
-def _flush() -> None:
-    with output():
-        sys.stdout.flush()

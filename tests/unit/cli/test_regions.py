@@ -1,12 +1,20 @@
-"""Errors of `dlog region`: each says what to do next."""
+"""`dlog region`: errors say what to do next; input is written as it arrives; what was written before an end is told."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from dlog.cli import regions
 from dlog.cli.main import main
+from dlog.client.regions import Region
 from dlog.io.file_topics import DirectoryTopics
 
 
@@ -100,3 +108,137 @@ def test_version_0_is_written_on_request_and_kept(
     assert capsys.readouterr().out.splitlines() == ["two", *["one", "two"] * 2]
     assert main(["region", "show", "app/5"]) == 0
     assert "version 0" not in capsys.readouterr().out
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Standard input is a non-blocking pipe; this is its end for writing, which the test closes."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    with open(reading) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        yield writing
+
+
+def after_each_write(monkeypatch: pytest.MonkeyPatch, then: Callable[[Sequence[bytes]], None]) -> None:
+    """Call `then` with the records of each write that is durable."""
+    write = Region.write
+
+    async def observed(region: Region, table: int, payloads: list[bytes]) -> tuple[int, ...]:
+        sequences = await write(region, table, payloads)
+        then(payloads)
+        return sequences
+
+    monkeypatch.setattr(Region, "write", observed)
+
+
+def payloads_of(topics: Path) -> list[bytes]:
+    return [value for _, _, value in DirectoryTopics(str(topics)).read("app.data.orders", 0, 1 << 24)]
+
+
+def test_each_line_of_a_non_blocking_pipe_is_written_as_it_arrives(
+    topics: Path, given: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = [b"line %d\n" % n for n in range(5)]
+    os.write(given, left.pop(0))
+
+    def go_on(_: Sequence[bytes]) -> None:
+        if left:
+            os.write(given, left.pop(0))
+        else:
+            os.close(given)
+
+    after_each_write(monkeypatch, go_on)
+    capsys.readouterr()
+    assert main(["region", "write", "app/orders", "--table", "7"]) == 0
+    assert capsys.readouterr().out == "app/orders table 7: 5 records, sequences 3 to 7\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_input_is_waited_for_leaves_nothing_unknown(
+    topics: Path,
+    given: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+) -> None:
+    os.write(given, b"three\nfour\n")
+    after_each_write(monkeypatch, lambda _: os.kill(os.getpid(), number))
+    capsys.readouterr()
+    assert main(["region", "write", "app/orders", "--table", "7"]) == 1
+    os.close(given)
+    told = capsys.readouterr().err
+    assert "written before: 2 records, sequences 3 to 4" in told
+    assert "stopped by a signal: 2 records are written, and no other record of the input" in told
+    assert "unknown" not in told
+
+
+def test_after_a_signal_the_records_under_way_may_be_written(
+    topics: Path, given: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def unanswered(region: Region, table: int, payloads: list[bytes]) -> tuple[int, ...]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
+
+    monkeypatch.setattr(Region, "write", unanswered)
+    monkeypatch.setattr(regions, "STOP_S", 0.0)
+    os.write(given, b"three\nfour\n")
+    capsys.readouterr()
+    assert main(["region", "write", "app/orders", "--table", "7"]) == 1
+    os.close(given)
+    told = capsys.readouterr().err
+    assert "stopped by a signal: 0 records are written, 2 more may be" in told
+    assert "the next `dlog region write` settles it" in told
+
+
+@pytest.mark.parametrize(("file", "says"), [("nowhere", "no such file"), (".", "directory"), ("-", "input is closed")])
+def test_input_that_cannot_be_opened_deposes_no_owner(
+    topics: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], file: str, says: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    before = payloads_of(topics)
+    capsys.readouterr()
+    assert main(["region", "write", "app/orders", "--table", "7", file]) == 2
+    assert says in capsys.readouterr().err
+    assert payloads_of(topics) == before
+
+
+@pytest.mark.parametrize("lengths", [(200_000, 900_000), (1,) * 30_000])
+def test_lines_that_fit_alone_are_split_into_writes_that_are_allowed(
+    topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], lengths: tuple[int, ...]
+) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"".join(b"x" * length + b"\n" for length in lengths))
+    capsys.readouterr()
+    assert main(["region", "write", "app/orders", "--table", "8", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert out == f"app/orders table 8: {len(lengths)} records, sequences 1 to {len(lengths)}\n"
+
+
+def test_a_line_too_long_for_a_region_is_named(
+    topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"short\n" + b"x" * 1_044_389 + b"\n")
+    capsys.readouterr()
+    assert main(["region", "write", "app/orders", "--table", "7", str(file)]) == 2
+    assert "record 2 of the input is larger than 1044388 bytes: bytes=1044389" in capsys.readouterr().err
+
+
+def test_a_followed_region_is_printed_at_once_and_an_interrupt_is_no_failure(
+    topics: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, sleep, seen = tmp_path / "out", asyncio.sleep, list[str]()
+
+    async def look(seconds: float) -> None:
+        if seconds:  # it has read all there is
+            seen.append(file.read_text())
+            os.kill(os.getpid(), signal.SIGINT)
+        await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", look)
+    with file.open("w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert main(["region", "read", "app/orders", "--follow", "--json"]) == 0
+    assert [json.loads(line)["payload"] for line in seen[0].splitlines()] == ["one", "two"]
