@@ -9,6 +9,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -271,25 +272,31 @@ def create(
         pairs.append((key, value.encode()))
 
     created: list[LedgerId] = []
+    pending: deque[tuple[asyncio.Future[EntryId], int]] = deque()
+    acknowledged = 0
 
     async def work(descriptor: int) -> dict[str, Any]:
+        nonlocal acknowledged
         sized = Quorum(ensemble=int(sizes[0]), write=int(sizes[1]), ack=int(sizes[2]))
         async with ledgers_of(hosts, namespace, directory) as ledgers:
             given = None if number is None else LedgerId(number)
             writer = await ledgers.create(sized, digest=DigestType[digest], custom=tuple(pairs), ledger=given)
             created.append(writer.ledger_id)
-            pending: deque[tuple[asyncio.Future[EntryId], int]] = deque()
             pending_bytes = 0
             async for lines, _ in line_batches(descriptor):
                 for line in lines:
                     pending.append((writer.append((line,)), len(line)))
                     pending_bytes += len(line)
                     while len(pending) > PENDING_MAX or pending_bytes > PENDING_BYTES_MAX:
-                        future, size = pending.popleft()
+                        future, size = pending[0]
                         await future
+                        pending.popleft()
+                        acknowledged += 1
                         pending_bytes -= size
-            for future, _ in pending:
-                await future
+            while pending:
+                await pending[0][0]
+                pending.popleft()
+                acknowledged += 1
             await writer.close()
             return describe(writer.ledger_id, writer.metadata)
 
@@ -301,8 +308,12 @@ def create(
         with opened_input(file) as descriptor:
             info = asyncio.run(work(descriptor))
     except BaseException:  # also Ctrl-C
+        acknowledged += sum(1 for _ in takewhile(_is_confirmed, (future for future, _ in pending)))
         for made in created:
-            note(f"ledger {made} was created, and may be open: `dlog ledger recover {made}` closes it")
+            note(
+                f"ledger {made} was created, {acknowledged} entries are acknowledged, and it may be open: "
+                f"`dlog ledger recover {made}` closes it"
+            )
         raise
     if as_json:
         say_json(info)
@@ -418,6 +429,10 @@ def adopt(
     else:
         bookies = ", ".join(info["fragments"][0]["bookies"])
         say(f"ledger {number} has metadata now, on {bookies}; next: dlog ledger recover {number}")
+
+
+def _is_confirmed(future: asyncio.Future[EntryId]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def describe(number: int, metadata: LedgerMetadata) -> dict[str, Any]:

@@ -89,3 +89,31 @@ def test_a_failure_after_the_creation_tells_the_ledger(
     assert create(monkeypatch, file, fail) != 0
     said = capsys.readouterr().err
     assert "ledger 41 was created" in said and "`dlog ledger recover 41`" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_tells_how_many_entries_are_acknowledged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    class Silent(Writer):
+        """Confirms the first 1,500 entries only."""
+
+        appended = 0
+
+        def append(self, parts: tuple[bytes]) -> asyncio.Future[EntryId]:
+            self.appended += 1
+            if self.appended <= 1500:
+                return super().append(parts)
+            if self.appended == 1501 + ledgers.PENDING_MAX:
+                asyncio.get_running_loop().call_soon(os.kill, os.getpid(), number)
+            return asyncio.get_running_loop().create_future()
+
+    @asynccontextmanager
+    async def fake(*given: Any) -> AsyncIterator[Writer]:
+        yield Silent(lambda _: None)
+
+    file = tmp_path / "lines"
+    file.write_bytes(b"y\n" * 3000)
+    monkeypatch.setattr(ledgers, "ledgers_of", fake)
+    assert main(["ledger", "create", str(file)]) == 1
+    assert "ledger 41 was created, 1500 entries are acknowledged, and it may be open" in capsys.readouterr().err
