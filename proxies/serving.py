@@ -5,7 +5,6 @@ Nothing here depends on the role.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import random
@@ -18,6 +17,7 @@ from dlog.errors import ConfigError, DLogError, OverCapacityError
 from dlog.events import ConnectionOpened, ConnectionRefused, Event, VariablesIgnored, WorkFailed
 from dlog.hostport import join_host_port
 from dlog.io import listening, local_transport, logs, metrics, process
+from dlog.io.server_arguments import ServerArgumentParser
 from dlog.io.settings import add_flags, configured, ignored_variables, load
 from dlog.options import KiB, MiB, check_address, check_positive, option, port_number
 from dlog.wire.entry import RECORD_BYTES_MAX
@@ -275,10 +275,10 @@ def limits(options: ServingOptions) -> dict[str, int]:
 
 def parse(role: str, cls: type[Any], arguments: Sequence[str] | None) -> dict[str, Any]:
     """Parse a role's command line: flags by option name, and `config`. --help and unknown flags exit."""
-    parser = argparse.ArgumentParser(prog=f"python -m proxies.{role}", allow_abbrev=False)
+    parser = ServerArgumentParser(f"python -m proxies.{role}")
     parser.add_argument("--config", help=f"TOML file; its section [{role}] is used")
     add_flags(parser, cls)
-    return vars(parser.parse_args(arguments))
+    return parser.parse_flags(arguments)
 
 
 def configure(role: str, cls: type[Options], flags: dict[str, Any]) -> Options:

@@ -7,7 +7,6 @@ checkpoint, exit 0.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -30,6 +29,7 @@ from dlog.io import local_transport, logs, metrics, process, settings, tls
 from dlog.io.disk import RealDisk
 from dlog.io.listening import listening_socket
 from dlog.io.metadata import BookieInfo
+from dlog.io.server_arguments import ServerArgumentParser
 from dlog.io.threads import RealThreads
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.ledger.ledger_options import LedgerOptions
@@ -37,7 +37,7 @@ from dlog.model.ids import BookieId
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    flags = vars(_parser().parse_args(arguments))
+    flags = _parser().parse_flags(arguments)
     config, log_format = flags.pop("config"), flags.pop("log_format")
 
     async def run() -> int:
@@ -131,11 +131,9 @@ def _report_event(event: Event) -> None:
     metrics.count(event)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> ServerArgumentParser:
     """One flag for each option; options without a flag come from the environment, the file or the defaults."""
-    parser = argparse.ArgumentParser(
-        prog="python -m actors.bookie", description="Run a dlog bookie (storage server).", allow_abbrev=False
-    )
+    parser = ServerArgumentParser("python -m actors.bookie", "Run a dlog bookie (storage server).")
     parser.add_argument("--config", metavar="FILE", help="TOML file; its sections [bookie] and [ledger] are used")
     parser.add_argument("--log-format", choices=("json", "text"))
     settings.add_flags(parser, BookieOptions)

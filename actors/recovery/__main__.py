@@ -7,7 +7,6 @@ copied is copied again by another process.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
@@ -22,6 +21,7 @@ from dlog.events import Event, VariablesIgnored
 from dlog.io import logs, metrics, process, settings
 from dlog.io.bookie_client import BookieClient, BookieClientOptions
 from dlog.io.ledgers import resolver
+from dlog.io.server_arguments import ServerArgumentParser
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.ledger.ledger_options import LedgerOptions
 
@@ -29,7 +29,7 @@ _NOT_IN_ID = re.compile(r"[^a-zA-Z0-9._-]")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    flags = vars(_parser().parse_args(arguments))
+    flags = _parser().parse_flags(arguments)
     config, log_format = flags.pop("config"), flags.pop("log_format")
 
     async def serving() -> int:
@@ -74,12 +74,10 @@ def _report_event(event: Event) -> None:
     metrics.count(event)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> ServerArgumentParser:
     """One flag for each option; options without a flag come from the environment, the file or the defaults."""
-    parser = argparse.ArgumentParser(
-        prog="python -m actors.recovery",
-        description="Give ledgers the copies again that they lost with a bookie.",
-        allow_abbrev=False,
+    parser = ServerArgumentParser(
+        "python -m actors.recovery", "Give ledgers the copies again that they lost with a bookie."
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file; its sections [recovery] and [ledger] are used")
     parser.add_argument("--log-format", choices=("json", "text"))

@@ -25,9 +25,9 @@ from dlog.cli.output import (
     output,
     print_error,
 )
-from dlog.cli.output_stream import waiting_output
 from dlog.errors import DLogError
 from dlog.io.file_errors import names_file
+from dlog.io.output_stream import waiting_output
 
 _COMMANDS = {
     "up": "dlog.cli.up",

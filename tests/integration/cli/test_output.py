@@ -108,6 +108,10 @@ CASES: dict[str, Case] = {
     "--help": Case("--help"),
     "--version": Case("--version"),
     "ledger ls --help": Case("ledger ls --help"),
+    "bookie run --help": Case("bookie run --help"),
+    "read-proxy run --help": Case("read-proxy run --help"),
+    "recovery run --help": Case("recovery run --help"),
+    "write-proxy run --help": Case("write-proxy run --help"),
 }
 
 #: commands that a signal ends, and output after which they get it
@@ -122,6 +126,7 @@ ENDLESS = {
 STEADY = {
     "bookie convert", "bookie fsck", "bookie fsck --json", "explain", "ledger read", "ledger read --format raw",
     "ledger show", "ledger verify", "read", "read --format json", "--help", "--version", "ledger ls --help",
+    "bookie run --help", "read-proxy run --help", "recovery run --help", "write-proxy run --help",
 }  # fmt: skip
 
 

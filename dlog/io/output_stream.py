@@ -1,4 +1,4 @@
-"""Standard output and standard error of a command, with writes that wait for a slow reader.
+"""Standard output and standard error of a process, with writes that wait for a slow reader.
 
 Invariants:
 - A write returns only when every byte was written to the descriptor, or raises OSError. This also holds if another
