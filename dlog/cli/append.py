@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from dlog.cli import stopping
 from dlog.cli.discovery import cluster_options, target
 from dlog.cli.output import (
     EXIT_OK,
@@ -103,7 +104,7 @@ def append(
         tally = Tally(progress)
         work = _append(target(connect, directory), stream, tally, descriptor, framed, make, as_json)
         try:
-            failure = asyncio.run(work)
+            failure = stopping.run(work)
         except KeyboardInterrupt:  # a second signal
             failure = _stopped(tally)
     if not tally.records and failure is None and file != "-":
@@ -136,16 +137,18 @@ async def _append(
                 explaining.cancel()
                 if not sending.cancelled():
                     return sending.result()
-                with contextlib.suppress(DLogError, TimeoutError):
-                    async with asyncio.timeout(STOP_S):
-                        await pipeline.drain()
-                await client.close(orderly=False)
+                try:
+                    with contextlib.suppress(DLogError, TimeoutError):
+                        async with asyncio.timeout(STOP_S):
+                            await pipeline.drain()
+                finally:
+                    await client.close(orderly=False)
     return _stopped(tally)
 
 
 @contextmanager
 def ended_by_signals(sending: asyncio.Task[Any]) -> Iterator[None]:
-    """The first ending signal cancels the task; the second one raises KeyboardInterrupt."""
+    """The first ending signal cancels the task; the next ones have their handlers from before."""
     loop = asyncio.get_running_loop()
     numbers = ending_signals()
     before = {number: signal.getsignal(number) for number in numbers}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import random
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
+from dlog.cli import stopping
 from dlog.cli.cluster import bookie_client_options, metadata_of
 from dlog.cli.discovery import zookeeper_options
 from dlog.cli.output import CommandError, MutatingCommand, note, say, say_json
@@ -83,7 +83,7 @@ def pause(
             await pauses.begin(bookie, seconds)
             return True
 
-    is_done = asyncio.run(work())
+    is_done = stopping.run(work())
     if as_json:
         say_json({"bookie": bookie, "seconds": None if ends else seconds, "ended": ends and is_done})
     elif not ends:
@@ -122,7 +122,7 @@ def decommission(which: str, hosts: str | None, namespace: str | None, directory
             except StillRegisteredError as error:
                 raise CommandError(error.message, "stop the bookie, then run this again", misused=False) from None
 
-    done = asyncio.run(work())
+    done = stopping.run(work())
     if as_json:
         say_json({"bookie": leaving, **asdict(done)})
     elif not done.was_known:
@@ -248,7 +248,7 @@ def replace_with(
                 ) from None
 
     with _display() as display:
-        done = asyncio.run(work(display))
+        done = stopping.run(work(display))
     if as_json:
         say_json({"bookie": leaving, "replacement": coming, **asdict(done)})
     elif not done.was_known:

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from dlog.cli import stopping
 from dlog.cli.bookie_changes import decommission, pause, pause_left_s, replace_with
 from dlog.cli.bookie_files import convert, fsck
 from dlog.cli.cluster import RepairState, bookie_client_options, metadata_of
@@ -255,7 +256,7 @@ def gc(
     collection is joined. Exit 1 if a bookie does not answer, or its collection fails or is refused.
     """
     named = [named_bookie(one) for one in which]
-    rows = asyncio.run(_gc(named, waits, hosts, namespace, directory))
+    rows = stopping.run(_gc(named, waits, hosts, namespace, directory))
     if as_json:
         say_json(rows)
     else:

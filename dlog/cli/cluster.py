@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
+from dlog.cli import stopping
 from dlog.cli.discovery import zookeeper, zookeeper_options
 from dlog.cli.output import CommandError, MutatingCommand, say, say_json, table_lines
 from dlog.cli.parameters import FiniteFloat
@@ -99,7 +100,7 @@ def init(hosts: str | None, namespace: str | None, directory: str | None, wait_s
     """Create the root of a cluster and bind the namespace to it. Harmless if it exists already."""
     from dlog.io.zookeeper_cluster import cluster_init
 
-    made = asyncio.run(cluster_init(*zookeeper(hosts, namespace, directory), connect_timeout_s=wait_s))
+    made = stopping.run(cluster_init(*zookeeper(hosts, namespace, directory), connect_timeout_s=wait_s))
     if as_json:
         say_json({"instance_id": made.instance_id, "namespace": made.namespace, "made": made.made, "bound": made.bound})
         return

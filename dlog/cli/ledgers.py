@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dlog.cli import verification
+from dlog.cli import stopping, verification
 from dlog.cli.cluster import bookie_client_options, metadata_of
 from dlog.cli.discovery import zookeeper_options
 from dlog.cli.output import (
@@ -306,7 +306,7 @@ def create(
 
     try:
         with opened_input(file) as descriptor:
-            info = asyncio.run(work(descriptor))
+            info = stopping.run(work(descriptor))
     except BaseException:  # also Ctrl-C
         acknowledged += sum(1 for _ in takewhile(_is_confirmed, (future for future, _ in pending)))
         for made in created:
@@ -340,7 +340,7 @@ def recover(
             found = await ledgers.recover(LedgerId(number))
             return {"ledger": number, "last_entry": found.last_entry, "bytes": found.length, "readded": found.readded}
 
-    result = asyncio.run(work())
+    result = stopping.run(work())
     if as_json:
         say_json(result)
     else:
@@ -423,7 +423,7 @@ def adopt(
 
     from dlog.model.ledger import DigestType
 
-    info = asyncio.run(work())
+    info = stopping.run(work())
     if as_json:
         say_json(info)
     else:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from dlog.cli import stopping
 from dlog.cli.discovery import Cluster, find_cluster, zookeeper_options
 from dlog.cli.object_access import ObjectAccess, open_objects
 from dlog.cli.output import (
@@ -492,11 +493,11 @@ def fsck(
             raise CommandError("--segments prints segments, and repairs nothing", "leave out --repair")
         return _say_segments(name, asyncio.run(_segments(cluster, name)), as_json)
 
-    result = asyncio.run(_check(cluster, not no_blocks, older_than))
+    result = stopping.run(_check(cluster, not no_blocks, older_than))
     if repair and result.removable:
         if not yes:
             confirm(f"Remove {len(result.removable):,} leftovers from the bucket?", "whether to remove them")
-        result = replace(result, removed=asyncio.run(_remove(cluster, result, older_than)))
+        result = replace(result, removed=stopping.run(_remove(cluster, result, older_than)))
     left = len(result.findings) - result.removed
     if as_json:
         say_json(_fsck_json(result))

@@ -146,7 +146,8 @@ def ending_signals() -> list[signal.Signals]:
 
 @contextmanager
 def _interrupted_by_any_signal() -> Iterator[None]:
-    """Within this context every ending signal raises KeyboardInterrupt, as Ctrl-C does."""
+    """Within this context every ending signal raises KeyboardInterrupt, as Ctrl-C does; `stopping.run` has handlers of
+    its own, for a loop."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

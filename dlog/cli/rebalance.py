@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 from dataclasses import asdict
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dlog.cli import stopping
 from dlog.cli.discovery import zookeeper_options
 from dlog.cli.output import MutatingCommand, note, say, say_json, table_lines
 from dlog.cli.parameters import FiniteFloat, copy_rate_bytes_s
@@ -104,7 +104,7 @@ def rebalance(
                 metadata, ledgers, lines.show, lines.moving, until=until, rate_bytes_s=rate_bytes_s, is_dry=is_dry
             )
 
-    done = asyncio.run(work())
+    done = stopping.run(work())
     if as_json:
         say_json({**asdict(done), "dry_run": is_dry})
         return

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from dlog.cli import stopping
 from dlog.cli.append import BatchLimits, ended_by_signals, line_batches, opened_input, stopped_error
 from dlog.cli.output import (
     EXIT_FAILED,
@@ -284,7 +285,7 @@ def _run(
             return await work(regions, short)
 
     try:
-        return asyncio.run(run())
+        return stopping.run(run())
     except DLogError as error:
         for kind, step in _NEXT.items():
             if isinstance(error, kind) and error.next_step is None and not error.outcome_unknown:

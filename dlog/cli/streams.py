@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
@@ -10,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from dlog.cli import stopping
 from dlog.cli.discovery import cluster_options, target
 from dlog.cli.output import CommandError, MutatingCommand, confirm, dlsn_text, say, say_json, say_table, size_text
 from dlog.client.client import Client, connect
@@ -30,7 +30,7 @@ def ask(connect_to: str | None, directory: str | None, work: Callable[[Client], 
             await client.reach()
             return await work(client)
 
-    return asyncio.run(run())
+    return stopping.run(run())
 
 
 def _store_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
