@@ -52,7 +52,7 @@ from dlog.objects.operations import Operation, Result
 from dlog.objects.options import ControllerOptions
 from dlog.objects.went_back import Place, is_later, places_of_later
 from dlog.options import check_positive, option
-from dlog.stores.object_storage.locations import Location
+from dlog.stores.object_storage.locations import MARKER, Location
 from dlog.stores.object_storage.port import Creation, Objects
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import build_record_set
@@ -362,7 +362,9 @@ class ObjectControllerActor:
             data = await asyncio.to_thread(encode_snapshot, contents)
             crc = await asyncio.to_thread(crc32c, data)
             head = min(len(data), SNAPSHOT_HEAD_BYTES)
-            made = await self._objects.create_if_absent(self._root.below(key), [data], head_bytes=head)
+            made = await self._objects.create_if_absent(
+                self._root.below(key), [data], head_bytes=head, marker=self._root.parent.below(MARKER)
+            )
             if made is Creation.EXISTS:
                 raise DamagedError(f"another snapshot has this key, though no key is used twice: key={key}")
         except DLogError as error:

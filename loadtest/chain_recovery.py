@@ -17,11 +17,11 @@ from typing import Any
 
 from dlog.model.ids import Epoch, SegmentNumber, StreamName
 from dlog.stores.contract import SegmentNotFoundError, SegmentRef
-from dlog.stores.object_storage.locations import Location, parse_root
+from dlog.stores.object_storage.locations import MARKER, Location, parse_root
 from dlog.stores.object_storage.port import Buffer, Creation, Found
 from dlog.stores.s3_direct.chunks import Chain, Description
 from dlog.stores.s3_direct.options import ObjectsOptions
-from dlog.stores.s3_direct.store import MARKER, SEGMENTS, S3DirectStore, marker_text
+from dlog.stores.s3_direct.store import SEGMENTS, S3DirectStore, marker_text
 from dlog.wire.chunk import NONCE_BYTES, ChunkKind, encode_chunk
 
 FOLDER = parse_root("s3://bucket/loadtest")

@@ -48,14 +48,14 @@ class MemoryObjects:
         data = self._find(location)
         return data[-size:], len(data)
 
-    async def create(self, location: Location) -> MemoryWriter:
+    async def create(self, location: Location, *, marker: Location | None = None) -> MemoryWriter:
         return MemoryWriter(self, str(location))
 
     def can_create_if_absent(self, location: Location) -> bool:
         return True
 
     async def create_if_absent(
-        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, within: Location | None = None
+        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, marker: Location | None = None
     ) -> Creation:
         body = b"".join(data)
 

@@ -6,8 +6,9 @@ Invariants:
 - A directory is synced before its objects are listed, and before an object in it is reported to exist.
 - A missing directory is never reported as a missing object: the file system may not be mounted.
 - Before an object is reported to exist, the name of its directory is durable, also if another process made it and died.
-  So are the directories above: each was made only once the one above it was durable. What `within` names is there
-  already.
+  So are the directories above: each was made only once the one above it was durable.
+- Where a marker is named, nothing is created without it, and asking for the time creates no directory: else a directory
+  below a mount that was lost would get objects, which are not there once it is mounted again.
 - An object is reported as deleted only once its directory is synced, even if another process removed its name.
 """
 
@@ -55,17 +56,16 @@ class DirectoryObjects:
     async def read_end(self, location: Location, size: int) -> tuple[bytes, int]:
         return await asyncio.to_thread(_read, Path(location.file_path), -size, size)
 
-    async def create(self, location: Location) -> FileWriter:
-        return await asyncio.to_thread(FileWriter, Path(location.file_path))
+    async def create(self, location: Location, *, marker: Location | None = None) -> FileWriter:
+        return await asyncio.to_thread(FileWriter, Path(location.file_path), _path_of(marker))
 
     def can_create_if_absent(self, location: Location) -> bool:
         return True
 
     async def create_if_absent(
-        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, within: Location | None = None
+        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, marker: Location | None = None
     ) -> Creation:
-        folder = None if within is None else Path(within.file_path)
-        return await asyncio.to_thread(_create_new, Path(location.file_path), data, head_bytes, folder)
+        return await asyncio.to_thread(_create_new, Path(location.file_path), data, head_bytes, _path_of(marker))
 
     async def delete(self, location: Location) -> None:
         await asyncio.to_thread(_delete, (Path(location.file_path),))
@@ -99,14 +99,16 @@ class FileWriter:
     read soon. Construct it in a thread. Raises MisconfiguredError, StoreUnavailableError. A cancelled call goes on in
     its thread; `abort` waits for it."""
 
-    def __init__(self, path: Path, within: Path | None = None) -> None:
+    def __init__(self, path: Path, marker: Path | None = None) -> None:
         self._path = path
         self._part = path.with_name(f".{path.name}.{os.urandom(4).hex()}{_PART}")
         self._piece = memoryview(mmap.mmap(-1, _PIECE_BYTES))  # bytes not written yet
         self._gathered = self._written = 0
         self._turn = threading.Lock()
+        if marker is not None and not marker.is_file():
+            raise StoreUnavailableError(f"the marker is missing, is its directory mounted on this machine? {marker}")
         with _errors(path):
-            _make_directory(path.parent, within)
+            _make_directory(path.parent)
             self._file = RealFile(os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
 
     async def write(self, parts: Sequence[Buffer]) -> None:
@@ -177,8 +179,8 @@ def _read(path: Path, offset: int, size: int) -> tuple[bytes, int]:
             os.close(fd)
 
 
-def _create_new(path: Path, data: Sequence[Buffer], head_bytes: int, within: Path | None) -> Creation:
-    writer = FileWriter(path, within)
+def _create_new(path: Path, data: Sequence[Buffer], head_bytes: int, marker: Path | None) -> Creation:
+    writer = FileWriter(path, marker)
     try:
         writer._write(data)
         if writer._finish_new() is Creation.MADE:
@@ -202,9 +204,10 @@ def _delete(paths: Sequence[Path]) -> None:
 
 
 def _now_unix_ms(folder: Path) -> int:
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent  # the first object makes the directory
     path = folder / f".{os.urandom(8).hex()}{_PART}"
     with _errors(path):
-        _make_directory(folder)
         path.touch(exist_ok=False)
         try:
             return path.stat().st_mtime_ns // 1_000_000
@@ -271,16 +274,16 @@ def _is_part(found: Found) -> bool:
     return name.startswith(".") and name.endswith(_PART)
 
 
-def _make_directory(path: Path, within: Path | None = None) -> None:
-    """Create the directory and its parents, and make their names durable. within: a directory that is not created."""
-    if path == within:
-        if not path.is_dir():
-            raise FileNotFoundError(errno.ENOENT, "missing", str(path))
-        return
+def _path_of(location: Location | None) -> Path | None:
+    return None if location is None else Path(location.file_path)
+
+
+def _make_directory(path: Path) -> None:
+    """Create the directory and its parents, and make their names durable."""
     if path.is_dir():
         _sync_name(path)
         return
-    _make_directory(path.parent, within)
+    _make_directory(path.parent)
     try:
         path.mkdir()
     except FileExistsError:

@@ -39,16 +39,16 @@ class Objects:
     async def read_end(self, location: Location, size: int) -> tuple[bytes, int]:
         return await self._kind(location).read_end(location, size)
 
-    async def create(self, location: Location) -> ObjectWriter:
-        return await self._kind(location).create(location)
+    async def create(self, location: Location, *, marker: Location | None = None) -> ObjectWriter:
+        return await self._kind(location).create(location, marker=marker)
 
     def can_create_if_absent(self, location: Location) -> bool:
         return self._kind(location).can_create_if_absent(location)
 
     async def create_if_absent(
-        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, within: Location | None = None
+        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, marker: Location | None = None
     ) -> Creation:
-        return await self._kind(location).create_if_absent(location, data, head_bytes=head_bytes, within=within)
+        return await self._kind(location).create_if_absent(location, data, head_bytes=head_bytes, marker=marker)
 
     async def delete(self, location: Location) -> None:
         await self._kind(location).delete(location)

@@ -22,11 +22,10 @@ from dlog.io.objects import Objects
 from dlog.log.contents import entry_span
 from dlog.model.ids import is_location_name
 from dlog.stores.contract import SegmentNotFoundError, StoreOutOfReachError, StoreUnavailableError
-from dlog.stores.object_storage.locations import Location, parse_root
+from dlog.stores.object_storage.locations import MARKER, Location, parse_root
 from dlog.stores.object_storage.port import Objects as ObjectsPort
 from dlog.stores.s3_direct.options import ObjectsOptions
 from dlog.stores.s3_direct.store import (
-    MARKER,
     FindFolder,
     NoSegmentsYetError,
     S3DirectStore,

@@ -84,14 +84,14 @@ class S3Objects:
     async def read_end(self, location: Location, size: int) -> tuple[bytes, int]:
         return await self._get(location, f"bytes=-{size}")
 
-    async def create(self, location: Location) -> S3Writer:
+    async def create(self, location: Location, *, marker: Location | None = None) -> S3Writer:
         return S3Writer(await self._client(), self._ask, location)
 
     def can_create_if_absent(self, location: Location) -> bool:
         return True
 
     async def create_if_absent(
-        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, within: Location | None = None
+        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, marker: Location | None = None
     ) -> Creation:
         client = await self._client()
         body = UploadBody(data)

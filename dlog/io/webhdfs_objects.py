@@ -42,7 +42,7 @@ class WebHdfsObjects:
     async def read_end(self, location: Location, size: int) -> tuple[bytes, int]:
         return await asyncio.to_thread(self._read_end, location, size)
 
-    async def create(self, location: Location) -> WebHdfsWriter:
+    async def create(self, location: Location, *, marker: Location | None = None) -> WebHdfsWriter:
         return await asyncio.to_thread(WebHdfsWriter, self, location)
 
     def can_create_if_absent(self, location: Location) -> bool:
@@ -50,7 +50,7 @@ class WebHdfsObjects:
         return False
 
     async def create_if_absent(
-        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, within: Location | None = None
+        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, marker: Location | None = None
     ) -> Creation:
         """Always raises MisconfiguredError."""
         raise MisconfiguredError(

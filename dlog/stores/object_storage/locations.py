@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote_to_bytes
 from dlog.errors import ConfigError
 
 SCHEMES = ("file", "s3", "webhdfs", "swebhdfs")
+MARKER = "marker"  # object in the folder of a cluster, made when its root was first used
 
 _LOCATION = re.compile(
     r"(?P<scheme>[a-z0-9]+)://(?P<authority>[A-Za-z0-9.:,\[\]_-]*)(?P<path>(?:/(?:[A-Za-z0-9._=@+~-]|%[0-9A-F]{2})+)*)/?\Z"

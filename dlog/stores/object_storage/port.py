@@ -66,21 +66,23 @@ class Objects(Protocol):
         """Return the last `size` bytes, or all, and the object's size."""
         ...
 
-    async def create(self, location: Location) -> ObjectWriter: ...
+    async def create(self, location: Location, *, marker: Location | None = None) -> ObjectWriter:
+        """Begin an object, which replaces another once it is finished. marker: see `create_if_absent`."""
+        ...
 
     def can_create_if_absent(self, location: Location) -> bool:
         """Whether this kind of storage has `create_if_absent`. What an S3 service really does, `probe` finds out."""
         ...
 
     async def create_if_absent(
-        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, within: Location | None = None
+        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, marker: Location | None = None
     ) -> Creation:
         """Create a whole object, unless there is one at the location.
 
         head_bytes: length of the beginning of `data`, with a random number, that no other call's data begins with. A
         lost answer is resolved by it: the object at the location is read, and is this call's if it begins like that.
-        within: a folder of which objects exist. A storage whose folders exist by themselves creates neither it nor one
-        above it: if it is missing, a disk is not mounted.
+        marker: an object that exists. A storage whose folders exist by themselves creates nothing without it: if it is
+        missing, a disk is not mounted.
         Raises StoreUnavailableError (outcome unknown: repeat the call with the same bytes), MisconfiguredError,
         SegmentNotFoundError (the object was deleted meanwhile: the location had been used before).
         Cancelling stops the wait only: the object may still be created, also later.
@@ -111,5 +113,6 @@ class Objects(Protocol):
         ...
 
     async def now_unix_ms(self, folder: Location) -> int:
-        """The storage's own time, which `Found.modified_unix_ms` is in; its unit may be a whole second."""
+        """The storage's own time, which `Found.modified_unix_ms` is in; its unit may be a whole second. Creates no
+        folder."""
         ...

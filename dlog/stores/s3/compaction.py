@@ -50,7 +50,7 @@ from dlog.stores.s3.metadata import MetadataView
 from dlog.stores.s3.object_reads import ObjectReads, object_name
 from dlog.stores.s3.object_writes import ObjectWrites
 from dlog.stores.s3.own_node import OwnNode
-from dlog.stores.s3.places import object_location
+from dlog.stores.s3.places import marker_of, object_location
 from dlog.stores.s3.ports import FindObjects, Processes
 from dlog.wire.stream_object import ObjectIndex
 
@@ -228,7 +228,7 @@ class _Performer:
             return
         writer = self._writers.get(part.object)
         if writer is None:
-            writer = self._writers[part.object] = await owner._objects.create(location)
+            writer = self._writers[part.object] = await owner._objects.create(location, marker=marker_of(folder))
         await writer.write(part.data)
         if part.is_last:
             await writer.finish()

@@ -11,7 +11,7 @@ from dlog.options import KiB
 from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.port import Buffer, Creation, Objects
 from dlog.stores.object_storage.seeking import SpanOf
-from dlog.stores.s3.places import object_location
+from dlog.stores.s3.places import marker_of, object_location
 from dlog.stores.s3.ports import FindObjects
 from dlog.wire.stream_object import BLOCK_HEAD_BYTES, ObjectEncoder, ObjectEntry
 
@@ -46,7 +46,7 @@ class ObjectWrites:
     async def create(self, folder: Location, object: ObjectId, location: Location, parts: Sequence[Buffer]) -> None:
         """Create an object, unless it is there with these bytes. Raises ObjectKeyTakenError, StoreError."""
         head = min(BLOCK_HEAD_BYTES, sum(map(len, parts)))
-        made = await self._objects.create_if_absent(location, parts, head_bytes=head, within=folder.parent)
+        made = await self._objects.create_if_absent(location, parts, head_bytes=head, marker=marker_of(folder))
         if made is not Creation.MADE:
             raise ObjectKeyTakenError(f"another object lies under the key: object={object} location={location}")
 

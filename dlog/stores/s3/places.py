@@ -18,7 +18,7 @@ from dlog.model.object_streams import NodeEpoch, NodeId, ObjectId, ObjectStreamI
 from dlog.objects.image import Image, Range
 from dlog.objects.keys import object_key
 from dlog.stores.contract import SegmentNotFoundError
-from dlog.stores.object_storage.locations import Location
+from dlog.stores.object_storage.locations import MARKER, Location
 from dlog.values import value
 
 RECORDS = "records/"  # keys of segments begin with it
@@ -71,3 +71,8 @@ def parse_segment_key(key: str) -> tuple[StreamName, SegmentNumber] | None:
 def object_location(folder: Location, object: ObjectId, node: NodeId, node_epoch: NodeEpoch) -> Location:
     """Where an object lies. folder: of this incarnation of the metadata stream."""
     return Location(folder.scheme, folder.authority, object_key(folder.path, object, node, node_epoch))
+
+
+def marker_of(folder: Location) -> Location:
+    """The marker of the cluster whose streams are in this folder: CLUSTER/streams/INCARNATION."""
+    return folder.parent.parent.below(MARKER)

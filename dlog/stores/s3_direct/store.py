@@ -98,7 +98,7 @@ from dlog.stores.contract import (
     Verification,
 )
 from dlog.stores.object_storage.async_lru_cache import AsyncLruCache
-from dlog.stores.object_storage.locations import Location, parse_location
+from dlog.stores.object_storage.locations import MARKER, Location, parse_location
 from dlog.stores.object_storage.port import Creation, Objects
 from dlog.stores.object_storage.probe import NONCE_HEX, probe
 from dlog.stores.object_storage.seeking import SpanOf
@@ -134,7 +134,7 @@ from dlog.wire.chunk_index import INDEX_HEAD_BYTES, ChunkIndex, encode_index, ma
 ENTRY_BYTES_MAX = 1 * MiB
 PUTS_IN_FLIGHT = 8  # of a segment, see IN_FLIGHT_MAX of the chain
 LAST_PAYLOADS = 3  # that a recovery returns, if they are at hand
-SEGMENTS, MARKER = "segments", "marker"
+SEGMENTS = "segments"
 _RETRY_FIRST_S, _RETRY_MAX_S = 0.05, 2.0
 
 
@@ -431,7 +431,7 @@ class S3DirectStore:
         while True:
             try:
                 created = await self.objects.create_if_absent(
-                    location, parts, head_bytes=head_bytes, within=chain.segments.parent
+                    location, parts, head_bytes=head_bytes, marker=chain.segments.parent.below(MARKER)
                 )
             except SegmentNotFoundError:
                 return Put.EXISTS  # another process's chunk was there, and was deleted with the segment
@@ -628,7 +628,7 @@ class S3DirectStore:
     async def _copy_chunks(self, chain: Chain, nonce: bytes, first: int, end: int) -> tuple[ChunkHead, ...]:
         """Copy chunks to a data object, one after another, each checked."""
         heads: list[ChunkHead] = []
-        writing = await self.objects.create(chain.data(nonce))
+        writing = await self.objects.create(chain.data(nonce), marker=chain.segments.parent.below(MARKER))
         try:
             for number in range(first, end):
                 head, data = await self.reads.whole(chain, number)

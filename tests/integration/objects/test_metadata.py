@@ -32,9 +32,9 @@ from dlog.objects.operations import (
 )
 from dlog.stores.contract import SegmentStore, StoreUnavailableError
 from dlog.stores.file.options import FileStoreOptions
-from dlog.stores.object_storage.locations import Location
+from dlog.stores.object_storage.locations import MARKER, Location
 from dlog.stores.s3_direct.options import ObjectsOptions
-from dlog.stores.s3_direct.store import MARKER, S3DirectStore, marker_text
+from dlog.stores.s3_direct.store import S3DirectStore, marker_text
 from dlog.wire.proxy import Create, Failed, ObjectsAsk
 from proxies.write.server import WriteProxy
 from tests.integration.objects.stage import PATIENCE_S, ROOT, Stage, equal, until

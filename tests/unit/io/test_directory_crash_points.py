@@ -85,10 +85,10 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     directory_objects._sync_name_once.cache_clear()
 
 
-async def create(place: Location, within: Location) -> Creation | None:
+async def create(place: Location) -> Creation | None:
     """Create an object; None: the process was killed."""
     try:
-        return await DirectoryObjects().create_if_absent(place, (b"ours",), head_bytes=4, within=within)
+        return await DirectoryObjects().create_if_absent(place, (b"ours",), head_bytes=4)
     except Killed:
         return None
 
@@ -100,9 +100,9 @@ async def test_an_object_that_was_created_survives_whoever_made_its_folder(
     root = parse_root(tmp_path.as_uri())
     first, second = root.below("a", "b", "1"), root.below("a", "b", "2")
     disk.begin(calls)
-    made = [first] if await create(first, root) is Creation.MADE else []
+    made = [first] if await create(first) is Creation.MADE else []
     disk.begin(1 << 30)
-    assert await create(second, root) is Creation.MADE
+    assert await create(second) is Creation.MADE
     for place in (*made, second):
         assert disk.keeps(place, tmp_path), f"{place} is lost, the first process made {calls} calls"
     assert calls < CALLS_MAX - 1 or made, "more calls than are tried"
@@ -115,7 +115,7 @@ async def test_an_object_that_was_written_in_parts_survives_whoever_made_its_fol
     root = parse_root(tmp_path.as_uri())
     first, second = root.below("a", "b", "1"), root.below("a", "b", "2")
     disk.begin(calls)
-    await create(first, root)
+    await create(first)
     disk.begin(1 << 30)
     writer = await DirectoryObjects().create(second)
     await writer.write([b"ours"])
@@ -129,7 +129,7 @@ async def test_an_object_that_was_deleted_does_not_come_back_whoever_removed_its
 ) -> None:
     root = parse_root(tmp_path.as_uri())
     place = root.below("a", "1")
-    assert await create(place, root) is Creation.MADE
+    assert await create(place) is Creation.MADE
     disk.begin(calls)
     try:
         await DirectoryObjects().delete(place)

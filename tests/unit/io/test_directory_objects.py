@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dlog.io import directory_objects
 from dlog.io.directory_objects import DirectoryObjects
 from dlog.stores.contract import MisconfiguredError, StoreUnavailableError
 from dlog.stores.object_storage.locations import parse_location, parse_root
@@ -77,6 +78,11 @@ def refuse_direct(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestCreateIfAbsent:
     """What is durable when `create_if_absent` returns, by the order of the system calls."""
 
+    @pytest.fixture(autouse=True)
+    def durable(self, tmp_path: Path) -> None:
+        """The name of the directory is durable."""
+        directory_objects._sync_name(tmp_path)
+
     @pytest.fixture
     def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         """Links and syncs, by name, as they happen."""
@@ -104,10 +110,7 @@ class TestCreateIfAbsent:
         self, calls: list[str], tmp_path: Path
     ) -> None:
         objects, place = DirectoryObjects(), parse_root((tmp_path / "1").as_uri())
-        assert (
-            await objects.create_if_absent(place, (b"ours",), head_bytes=4, within=parse_root(tmp_path.as_uri()))
-            is Creation.MADE
-        )
+        assert await objects.create_if_absent(place, (b"ours",), head_bytes=4) is Creation.MADE
         assert calls == ["sync file", "link", "sync directory"]
 
     async def test_the_object_of_another_is_durable_before_it_is_reported(
@@ -115,10 +118,7 @@ class TestCreateIfAbsent:
     ) -> None:
         (tmp_path / "1").write_bytes(b"other")
         objects, place = DirectoryObjects(), parse_root((tmp_path / "1").as_uri())
-        assert (
-            await objects.create_if_absent(place, (b"ours",), head_bytes=4, within=parse_root(tmp_path.as_uri()))
-            is Creation.EXISTS
-        )
+        assert await objects.create_if_absent(place, (b"ours",), head_bytes=4) is Creation.EXISTS
         assert calls == ["sync file", "link", "sync directory"]
         calls.clear()
         folder = parse_root(tmp_path.as_uri())
@@ -136,7 +136,7 @@ class TestCreateIfAbsent:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", fails)
             with pytest.raises(StoreUnavailableError) as raised:
-                await objects.create_if_absent(place, (b"ours",), head_bytes=4, within=parse_root(tmp_path.as_uri()))
+                await objects.create_if_absent(place, (b"ours",), head_bytes=4)
             with pytest.raises(StoreUnavailableError):
                 assert [found async for found in objects.list(parse_root(tmp_path.as_uri()))] == []
         assert raised.value.outcome_unknown
@@ -156,14 +156,30 @@ class TestCreateIfAbsent:
         assert os.listdir(tmp_path) == []
 
 
-async def test_a_folder_that_is_not_mounted_is_not_created_below_its_mount_point(tmp_path: Path) -> None:
-    objects, folder = DirectoryObjects(), parse_root(f"file://{tmp_path}/mounted/folder")
-    for within in (folder, folder.parent):
+async def test_nothing_is_created_below_a_mount_point_without_its_disk(tmp_path: Path) -> None:
+    objects, folder = DirectoryObjects(), parse_root(f"file://{tmp_path}/mounted/cluster")
+    marker = folder.below("marker")
+
+    async def create() -> Creation:
+        return await objects.create_if_absent(folder.below("a", "b"), (b"ours",), head_bytes=4, marker=marker)
+
+    os.mkdir(tmp_path / "mounted")
+    assert await objects.now_unix_ms(folder.below("a")) > 0
+    for _ in range(2):  # also where somebody made the folders again
         with pytest.raises(StoreUnavailableError, match="mounted"):
-            await objects.create_if_absent(folder.below("a", "b"), (b"ours",), head_bytes=4, within=within)
+            await create()
+        with pytest.raises(StoreUnavailableError, match="mounted"):
+            await objects.create(folder.below("a", "c"), marker=marker)
+        assert not [name for _, _, names in os.walk(tmp_path) for name in names]
+        os.makedirs(folder.below("a").path, exist_ok=True)
+    assert await objects.create_if_absent(marker, (b"dlog",), head_bytes=4) is Creation.MADE
+    assert await create() is Creation.MADE
+
+
+async def test_asking_for_the_time_makes_no_directory(tmp_path: Path) -> None:
+    folder = parse_root(f"file://{tmp_path}/mounted/cluster/streams")
+    assert await DirectoryObjects().now_unix_ms(folder) > 0
     assert not os.listdir(tmp_path)
-    os.makedirs(folder.path)
-    assert await objects.create_if_absent(folder.below("a", "b"), (b"ours",), head_bytes=4, within=folder)
 
 
 async def test_objects_in_a_directory_of_any_name(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class Refusing(MemoryObjects):
     """Has no permission to write."""
 
     async def create_if_absent(
-        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, within: Location | None = None
+        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, marker: Location | None = None
     ) -> Creation:
         raise MisconfiguredError("AccessDenied")
 

@@ -25,11 +25,11 @@ from dlog.stores.contract import (
     StoreOutOfReachError,
     StoreUnavailableError,
 )
-from dlog.stores.object_storage.locations import Location, parse_root
+from dlog.stores.object_storage.locations import MARKER, Location, parse_root
 from dlog.stores.object_storage.port import Creation
 from dlog.stores.s3_direct.options import ObjectsOptions
 from dlog.stores.s3_direct.put_budget import PutBudget
-from dlog.stores.s3_direct.store import MARKER, SEGMENTS, S3DirectStore
+from dlog.stores.s3_direct.store import SEGMENTS, S3DirectStore
 from dlog.stores.s3_direct.writer import S3DirectWriter
 from dlog.wire.chunk import HEAD_BYTES, ChunkKind, decode_head, encode_chunk
 from tests.integration.stores.seeking import START_MS, check_locate, draw_entries, entry_payload

@@ -42,7 +42,7 @@ class KilledObjects(Objects):
                 raise StoreUnavailableError("killed")
             self.changes_left -= 1
 
-    async def create(self, location: Location) -> MemoryWriter:
+    async def create(self, location: Location, *, marker: Location | None = None) -> MemoryWriter:
         self.change()
         return await super().create(location)
 
@@ -323,7 +323,7 @@ async def test_a_flipped_byte_of_merged_objects_is_never_read_as_data(cluster: C
 
 async def test_a_copy_that_differs_from_the_chunks_is_not_used(cluster: Cluster) -> None:
     class Flipping(KilledObjects):
-        async def create(self, location: Location) -> MemoryWriter:
+        async def create(self, location: Location, *, marker: Location | None = None) -> MemoryWriter:
             writer = await super().create(location)
             finish = writer.finish
 

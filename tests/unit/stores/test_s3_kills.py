@@ -69,10 +69,10 @@ class MortalObjects(MemoryObjects):
         self._life = life
 
     async def create_if_absent(
-        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, within: Location | None = None
+        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, marker: Location | None = None
     ) -> Creation:
         made: Creation = await self._life.step(
-            super().create_if_absent(location, data, head_bytes=head_bytes, within=within)
+            super().create_if_absent(location, data, head_bytes=head_bytes, marker=marker)
         )
         return made
 
