@@ -44,19 +44,27 @@ class ObjectAccess:
         return await self.store.metadata.read() if self.has_metadata else Image()
 
     async def fresh(self) -> Image:
-        """As `image`, with everything that was recorded before this call; without a controller, and a note, as it is
-        here."""
+        """As `newest`; if no controller answers, as `image`, with a note that says why. Raises StoreError."""
+        try:
+            return await self.newest()
+        except StoreUnavailableError as error:
+            image = await self.image()
+            shown = f"this is what the metadata stream shows, which may lag (version {image.version})"
+            note(f"{shown}: {error.message}")
+            return image
+
+    async def newest(self) -> Image:
+        """As `image`, with everything that was recorded before this call. Raises StoreError: StoreUnavailableError if
+        no controller answers, with the controller's refusal as its cause."""
         if not self.has_metadata:
             return Image()
-        if self.has_proxies:
-            try:
-                async with asyncio.timeout(FRESH_S):
-                    return await self.store.metadata.fresh()
-            except (StoreUnavailableError, TimeoutError):
-                pass
-        image = await self.image()
-        note(f"no controller answers: this is what the metadata stream shows, which may lag (version {image.version})")
-        return image
+        if not self.has_proxies:
+            raise StoreUnavailableError("no controller answers: no write proxy runs")
+        try:
+            async with asyncio.timeout(FRESH_S):
+                return await self.store.metadata.fresh()
+        except TimeoutError:
+            raise StoreUnavailableError(f"no controller answers within {FRESH_S:g} s") from None
 
     async def root(self) -> Location:
         """Where objects of the store `s3` are, below the names of incarnations. Raises StoreError."""

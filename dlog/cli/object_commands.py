@@ -27,19 +27,34 @@ from dlog.cli.output import (
     size_text,
 )
 from dlog.cli.parameters import FiniteFloat
-from dlog.errors import DLogError, TruncatedError
+from dlog.errors import DLogError, MetadataWentBackError, TruncatedError
 from dlog.model import dlsn as dlsns
-from dlog.model.ids import SegmentNumber, StreamName, stream_name
+from dlog.model.ids import METADATA_STREAM, WAL_STREAM, SegmentNumber, StreamName, stream_name
 from dlog.model.object_streams import ObjectId, ObjectStreamId, Slice
 from dlog.model.segment import Segment
-from dlog.objects.fsck import REMOVABLE, Comparison, Finding, ListedChain, find_unlisted_chains, slices_by_object
+from dlog.objects.fsck import (
+    REMOVABLE,
+    Comparison,
+    Finding,
+    Kind,
+    ListedChain,
+    find_unlisted_chains,
+    shows_loss,
+    slices_by_object,
+)
 from dlog.objects.image import Image, Range
 from dlog.objects.keys import object_key
 from dlog.objects.object_table import ObjectState
 from dlog.objects.search import find_objects
 from dlog.options import SECONDS_MAX
-from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError, SegmentRef, StoreError
-from dlog.stores.s3.fsck import Checked, ObjectCheck
+from dlog.stores.contract import (
+    SegmentCorruptError,
+    SegmentNotFoundError,
+    SegmentRef,
+    StoreError,
+    StoreUnavailableError,
+)
+from dlog.stores.s3.fsck import Checked, ObjectCheck, ReadImage
 from dlog.stores.s3.places import Place, parse_place, parse_segment_key, range_of
 from dlog.values import value
 
@@ -429,12 +444,14 @@ def _begin(image: Image, stream: StreamName, segments: Sequence[Segment], start:
 
 @value
 class _Fsck:
-    """Result of a check. chains: of s3-direct. removed: findings that were repaired."""
+    """Result of a check. chains: of s3-direct. removed: findings that were repaired. obstacle: why nothing may be
+    removed."""
 
     checked: Checked
     chains: int
     chain_findings: tuple[Finding, ...]
     removed: int
+    obstacle: DLogError | None = None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -483,7 +500,9 @@ def fsck(
     damaged   a checksum does not match
     overdue   prepared and not committed, long after its expiry
     foreign   no object of the cluster has such a name
+    lost      no stream lists this segment since ZooKeeper went back (docs/restore.md)
 
+    --repair removes nothing while no controller answers, or after ZooKeeper went back.
     Of s3-direct it finds the segments that no stream lists; `dlog pipeline audit` reads the others.
     """
     cluster = _cluster(hosts, namespace, directory)
@@ -494,14 +513,17 @@ def fsck(
         return _say_segments(name, asyncio.run(_segments(cluster, name)), as_json)
 
     result = stopping.run(_check(cluster, not no_blocks, older_than))
+    if repair and result.obstacle is not None:
+        raise result.obstacle
     if repair and result.removable:
         if not yes:
             confirm(f"Remove {len(result.removable):,} leftovers from the bucket?", "whether to remove them")
         result = replace(result, removed=stopping.run(_remove(cluster, result, older_than)))
     left = len(result.findings) - result.removed
+    code = EXIT_FAILED if left or isinstance(result.obstacle, MetadataWentBackError) else EXIT_OK
     if as_json:
         say_json(_fsck_json(result))
-        return EXIT_FAILED if left else EXIT_OK
+        return code
     for one in result.findings[:limit]:
         say(f"{one.kind:<10}  {one.place}: {one.why}")
     if len(result.findings) > limit:
@@ -512,35 +534,50 @@ def fsck(
         f"{checked.blocks:,} blocks of {checked.objects:,} objects read, {len(result.findings):,} findings"
         + (f", {result.removed:,} removed" if repair else "")
     )
-    if not repair and result.removable:
+    if result.obstacle is not None:
+        note(f"`dlog object fsck --repair` would remove nothing: {result.obstacle.message}")
+    elif not repair and result.removable:
         note(f"`dlog object fsck --repair` removes {len(result.removable):,} of them")
-    return EXIT_FAILED if left else EXIT_OK
+    return code
 
 
 async def _check(cluster: Cluster, reads_blocks: bool, older_than_s: float) -> _Fsck:
     async with open_objects(cluster) as access:
         if not await access.has_objects():
             return _Fsck(Checked(Comparison((), 0, 0), (), 0, 0, 0, 0, 0), 0, (), 0)
-        checked = await (await _object_check(access)).run(reads_blocks=reads_blocks)
+        checked = await (await _object_check(access, access.fresh)).run(reads_blocks=reads_blocks)
         chains = await _chains(access)
-        unlisted = await _unlisted(access, cluster, chains, older_than_s)
-        return _Fsck(checked, len(chains), tuple(unlisted), 0)
+        unlisted, obstacle = await _unlisted(access, cluster, chains, older_than_s)
+        return _Fsck(checked, len(chains), tuple(unlisted), 0, obstacle)
 
 
 async def _remove(cluster: Cluster, result: _Fsck, older_than_s: float) -> int:
-    """Remove what is an orphan still; how many."""
+    """Remove what is an orphan still; how many. Raises the obstacle, if there is one now."""
     async with open_objects(cluster) as access:
-        removed = await (await _object_check(access)).remove(result.checked.findings)
-        chains = [one.place for one in result.chain_findings]
-        for one in await _unlisted(access, cluster, chains, older_than_s):
+        chains = await _chains(access)
+        unlisted, obstacle = await _unlisted(access, cluster, chains, older_than_s)
+        if obstacle is not None:
+            raise obstacle
+        removed = await (await _object_check(access, access.newest)).remove(result.checked.findings)
+        wanted = {one.place for one in result.chain_findings}
+        for one in unlisted:
+            if one.place not in wanted:
+                continue
             await access.direct.delete(SegmentRef(StreamName("_"), SegmentNumber(1), one.place))
             removed += 1
         return removed
 
 
-async def _object_check(access: ObjectAccess) -> ObjectCheck:
+async def _object_check(access: ObjectAccess, fresh: ReadImage) -> ObjectCheck:
     objects, root, folder = access.direct.objects, await access.root(), await access.folder()
-    return ObjectCheck(objects, root, folder, access.store.reads, access.image, access.fresh)
+    return ObjectCheck(objects, root, folder, access.store.reads, access.image, fresh)
+
+
+async def _first_number(access: ObjectAccess) -> int:
+    """Of the segments that the metadata stream lists; 0: it lists none."""
+    if not access.has_metadata:
+        return 0
+    return min((int(one.number) for one in (await access.stream(METADATA_STREAM)).listed), default=0)
 
 
 async def _chains(access: ObjectAccess) -> list[str]:
@@ -549,27 +586,77 @@ async def _chains(access: ObjectAccess) -> list[str]:
 
 async def _unlisted(
     access: ObjectAccess, cluster: Cluster, chains: Sequence[str], older_than_s: float
-) -> list[Finding]:
-    """The chains that no stream lists, and no node has as its log. chains: listed before."""
+) -> tuple[list[Finding], DLogError | None]:
+    """The chains that no stream lists, and no node has as its log; and why nothing may be removed. chains: listed
+    before. Without a controller no chain is judged: the newest logs are not known then."""
+    try:
+        named, unknown = await _named(access, cluster)
+    except StoreUnavailableError as error:
+        cause = error.__cause__
+        return [], cause if isinstance(cause, MetadataWentBackError) else error
+    described = [one for name in chains if name not in named and (one := await _described(access, name)) is not None]
+    orphans = find_unlisted_chains(described, named, unknown, int(older_than_s * 1000))
+    suspects = [one for one in described if one.stream not in unknown and shows_loss(one, 0)]
+    if suspects:
+        named, unknown = await _named(access, cluster)  # with those that were listed before they got entries
+        first = await _first_number(access)
+        lost = [one for one in suspects if one.name not in named and shows_loss(one, first)]
+        if lost:
+            return await _lost(access, [one for one in described if one.name not in named]), _went_back(lost[0])
+    return orphans, None
+
+
+async def _named(access: ObjectAccess, cluster: Cluster) -> tuple[set[str], set[str]]:
+    """Locations that metadata name, with those of logs, and streams whose locations are not known. Raises StoreError:
+    StoreUnavailableError if no controller answers."""
     from dlog.spark.jobs.audit_orphans import read_named_segments
 
     named = await read_named_segments(access.metadata, cluster.zookeeper, cluster.namespace)
-    image = await access.fresh()
+    image = await access.newest()
     logs = {one.name for node in image.nodes.values() for one in node.wal if one.store == DIRECT}
-    described: list[ListedChain] = []
-    for name in chains:
-        if name in named.names or name in logs:
-            continue
+    others = named.with_logs - {cluster.namespace}  # their logs are not read here
+    return named.names | logs, named.unknown | ({str(WAL_STREAM)} if others else set())
+
+
+async def _described(access: ObjectAccess, name: str) -> ListedChain | None:
+    """None: it was deleted meanwhile."""
+    try:
+        age_ms = int(await access.direct.age_s(name) * 1000)
+    except SegmentNotFoundError:
+        return None
+    try:
+        found = await access.direct.describe(name)
+    except (SegmentNotFoundError, SegmentCorruptError):
+        return ListedChain(name, "", age_ms)
+    has_entries = False
+    if found.stream in (METADATA_STREAM, WAL_STREAM):
         try:
-            age_ms = int(await access.direct.age_s(name) * 1000)
+            has_entries = (await access.direct.tail(name)).end > 0
         except SegmentNotFoundError:
-            continue  # deleted meanwhile
-        try:
-            stream = str((await access.direct.describe(name)).stream)
-        except (SegmentNotFoundError, SegmentCorruptError):
-            stream = ""
-        described.append(ListedChain(name, stream, age_ms))
-    return find_unlisted_chains(described, named.names | logs, named.unknown, int(older_than_s * 1000))
+            return None
+        except SegmentCorruptError:
+            has_entries = True
+    return ListedChain(name, str(found.stream), age_ms, int(found.number), has_entries)
+
+
+async def _lost(access: ObjectAccess, chains: Sequence[ListedChain]) -> list[Finding]:
+    """All unlisted chains, after ZooKeeper went back: each may be the only copy of acknowledged records."""
+    return [
+        Finding(
+            Kind.LOST,
+            chain.name,
+            f"no stream lists it since ZooKeeper went back; it was made for {chain.stream or 'an unknown stream'}, "
+            f"segment {chain.number}: objects in {await access.direct.folder_of(chain.name)}",
+        )
+        for chain in chains
+    ]
+
+
+def _went_back(chain: ListedChain) -> MetadataWentBackError:
+    return MetadataWentBackError(
+        "ZooKeeper went back to an older state: what no stream lists may be the only copy of acknowledged records, "
+        f"keep it and follow docs/restore.md: stream={chain.stream} segment={chain.number} location={chain.name}"
+    )
 
 
 def _fsck_json(result: _Fsck) -> dict[str, Any]:
@@ -583,6 +670,7 @@ def _fsck_json(result: _Fsck) -> dict[str, Any]:
         "blocks_read": checked.blocks,
         "chains_listed": result.chains,
         "removed": result.removed,
+        "obstacle": None if result.obstacle is None else result.obstacle.message,
         "findings": [
             {"kind": str(one.kind), "place": one.place, "why": one.why, "object": one.object} for one in result.findings
         ],

@@ -17,6 +17,7 @@ import enum
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from dlog.model.ids import METADATA_STREAM, WAL_STREAM
 from dlog.model.object_streams import ObjectId, ObjectStreamId, Slice
 from dlog.objects.image import Image, SliceTable
 from dlog.objects.keys import parse_object_key, parse_snapshot_key
@@ -38,6 +39,7 @@ class Kind(enum.StrEnum):
     DAMAGED = "damaged"  # a checksum does not match, or it is not what the metadata say
     OVERDUE = "overdue"  # prepared, never committed, and not marked long after its expiry
     FOREIGN = "foreign"  # no object of this cluster has such a name
+    LOST = "lost"  # a segment of s3-direct that no stream lists since ZooKeeper went back
 
 
 REMOVABLE = frozenset({Kind.ORPHAN, Kind.ZOMBIE, Kind.UNFINISHED})
@@ -240,12 +242,27 @@ def _name(object: int) -> str:
 
 @value
 class ListedChain:
-    """A segment of `s3-direct` in the bucket. stream: by its first chunk; empty: that is gone, or cannot be read.
-    age_ms: since its last object was created."""
+    """A segment of `s3-direct` in the bucket. stream, number: by its first chunk; empty and 0: that is gone, or cannot
+    be read. age_ms: since its last object was created. has_entries: asked only of segments that dlog keeps for itself.
+    """
 
     name: str
     stream: str
     age_ms: int
+    number: int = 0
+    has_entries: bool = False
+
+
+def shows_loss(chain: ListedChain, first_number: int) -> bool:
+    """Whether a chain that no metadata names shows that ZooKeeper went back to an older state.
+
+    first_number: of the segments that the metadata stream lists now. A segment of that stream or of a write-ahead log
+    gets entries only once it is listed; it leaves the list of the stream from the front only, and that of a log only
+    once its objects are deleted.
+    """
+    if not chain.has_entries:
+        return False
+    return chain.stream == WAL_STREAM or (chain.stream == METADATA_STREAM and chain.number >= first_number)
 
 
 def find_unlisted_chains(

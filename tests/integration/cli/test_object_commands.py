@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from dlog.io.s3_direct_store import open_s3_direct_store
-from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
+from dlog.model.ids import METADATA_STREAM, EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.object_streams import NodeEpoch, NodeId, ObjectId
 from dlog.objects.keys import object_key
 from dlog.stores.s3_direct.options import ObjectsOptions
@@ -201,7 +202,31 @@ def test_a_segment_of_s3_direct_that_no_stream_lists_is_removed_once_it_is_old_e
     assert ok(on_objects, "read", "d", "--from-start") == LINES
 
 
-async def abandoned(root: Path, cluster: str) -> str:
+def test_after_zookeeper_went_back_no_segment_is_an_orphan_and_a_repair_is_refused(
+    on_objects: Up, root: Path, written: dict[str, Any]
+) -> None:
+    [cluster] = (marker.parent.name for marker in root.glob("*/marker"))
+    orphan = asyncio.run(abandoned(root, cluster))
+    before = findings(on_objects, "--older-than", "0")
+    lost = asyncio.run(abandoned(root, cluster, METADATA_STREAM))
+    assert before == [("orphan", orphan)]
+    assert sorted(findings(on_objects)) == sorted([("lost", orphan), ("lost", lost)])
+    code, _, err = dlog("object", "fsck", "--older-than", "0", "--repair", "--yes", directory=on_objects.directory)
+    assert code == 1 and "follow docs/restore.md" in err and f"location={lost}" in err, err
+    assert sorted(findings(on_objects)) == sorted([("lost", orphan), ("lost", lost)])
+    code, out, err = dlog("object", "fsck", directory=on_objects.directory)
+    assert code == 1 and b"no stream lists it since ZooKeeper went back" in out, out
+    assert "would remove nothing" in err, err
+    listed = told(on_objects, "object", "fsck", "--segments", METADATA_STREAM)["segments"]
+    assert lost in [one["location"] for one in listed]
+
+    for folder in root.glob(f"*/*/{lost}"):
+        shutil.rmtree(folder)
+    code, result = fsck(on_objects, "--older-than", "0", "--repair", "--yes")
+    assert (code, result["removed"], result["obstacle"]) == (0, 1, None)
+
+
+async def abandoned(root: Path, cluster: str, stream: str = "d") -> str:
     """A segment whose writer died before its stream listed it."""
 
     async def read() -> str:
@@ -212,7 +237,7 @@ async def abandoned(root: Path, cluster: str) -> str:
 
     options = ObjectsOptions(root=f"file://{root}")
     async with open_s3_direct_store(options, read, record, random.Random(os.urandom(8))) as store:
-        writer = await store.create(StreamName("d"), SegmentNumber(9), Epoch(1), ())
+        writer = await store.create(StreamName(stream), SegmentNumber(9), Epoch(1), ())
         await writer.append(EntryId(0), [b"nobody lists me"])
         await writer.abandon()
         return writer.name
