@@ -367,7 +367,7 @@ def _searched(
     at, entry = _begin(image, stream, segments, start)
     objects: list[dict[str, Any]] = []
     covered, rest = f"{segments[at].number}:{entry}:0", "there is none: these are all entries"
-    for segment in segments[at:]:
+    for index, segment in enumerate(segments[at:], at):
         place = parse_place(segment.name)
         found = range_of(image, place)
         if found is None:
@@ -392,7 +392,8 @@ def _searched(
             row |= {"key": object_key(folder, one.object, *image.objects.owner(one.object))}
             row |= {"segment": int(segment.number), "first_entry": one.start - found.start}
             objects.append(row | {"last_entry": one.end - found.start - 1})
-        covered = f"{segment.number}:{result.covered_to - found.start}:0"
+        covered_to = result.covered_to if result.objects else min(result.covered_to, max(found.start, found.committed))
+        covered = f"{segment.number}:{covered_to - found.start}:0"
         if result.covered_to < end:
             is_full = len(objects) >= limit and result.covered_to < found.committed
             rest = (
@@ -402,7 +403,7 @@ def _searched(
             )
             break
         if len(objects) >= limit and segment is not segments[-1]:
-            covered = f"{segment.number + 1}:0:0"
+            covered = f"{segments[index + 1].number}:0:0"  # segments between them may be in other stores
             rest = f"more segments follow: `dlog object search {stream} --from {covered}`"
             break
     return {"stream": stream, "objects": objects, "covered_to": covered, "version": image.version, "rest": rest}
