@@ -68,7 +68,7 @@ DEFECTS = {
         "BP-46, scenarios 1 and 2",
         (
             f"{SCENARIOS}::test_bp46_a_writer_that_slept_and_bookies_that_restarted_since_the_fence",
-            "tests/unit/bookie/test_cookie.py::test_all_directories_emptied_is_refused",
+            "tests/unit/bookie/test_cookie.py::test_all_directories_emptied_is_refused_with_the_command_that_takes_the_bookie_out",
         ),
     ),
     12: Defect(
