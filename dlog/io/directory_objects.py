@@ -105,8 +105,8 @@ class FileWriter:
         self._piece = memoryview(mmap.mmap(-1, _PIECE_BYTES))  # bytes not written yet
         self._gathered = self._written = 0
         self._turn = threading.Lock()
-        if marker is not None and not marker.is_file():
-            raise StoreUnavailableError(f"the marker is missing, is its directory mounted on this machine? {marker}")
+        self._marker = marker
+        self._check_mounted()
         with _errors(path):
             _make_directory(path.parent)
             self._file = RealFile(os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
@@ -139,6 +139,7 @@ class FileWriter:
             self._sync()
             os.replace(self._part, self._path)
             _sync_directory(self._path.parent)
+        self._check_mounted()
 
     def _finish_new(self) -> Creation:
         """As `_finish`, but replace nothing."""
@@ -146,12 +147,20 @@ class FileWriter:
             self._sync()
             try:
                 os.link(self._part, self._path)
-                return Creation.MADE
+                made = Creation.MADE
             except FileExistsError:
-                return Creation.EXISTS
+                made = Creation.EXISTS
             finally:
                 os.unlink(self._part)
                 _sync_directory(self._path.parent)
+        self._check_mounted()
+        return made
+
+    def _check_mounted(self) -> None:
+        """Before anything is created, and before it is reported: the disk may be lost in between."""
+        if self._marker is not None and not self._marker.is_file():
+            text = f"the marker is missing, is its directory mounted on this machine? path={self._marker}"
+            raise StoreUnavailableError(text)
 
     def _sync(self) -> None:
         self._file.pwritev([bytes(self._piece[: self._gathered])], self._written)

@@ -186,9 +186,8 @@ class StreamMetadataStore(VersionedStore, Protocol):
     async def streams(self) -> list[StreamName]: ...
 
     async def stream_heads(self, streams: Sequence[StreamName]) -> list[StreamHead | None]:
-        """Read the two znodes of each stream's head, in order; None: missing, not decodable, or without
-        the right to read it. Made for many streams;
-        may be slightly old, caches and watches nothing."""
+        """Read the two znodes of each stream's head, in order; None: missing, not decodable, or this process may not
+        read it. Made for many streams; may be slightly old, caches and watches nothing."""
         ...
 
 

@@ -174,7 +174,7 @@ async def test_missing_copies_are_found_and_made_again(process: Process) -> None
 async def test_ledgers_whose_last_entry_no_bookie_holds_stop_no_other_repair(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is there of them is repaired. While the lost bookie is away, the rest fails: it may have it."""
+    """Entries that a bookie holds are repaired. Repair of the rest fails while a lost bookie may hold it."""
     monkeypatch.setattr(verifying, "PAUSES_MAX", 2)
     a, b, c, d = await process.bookie_ids()
     lost, last = BookieId("127.0.0.1:1"), 2**63 - 1

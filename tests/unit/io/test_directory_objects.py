@@ -176,6 +176,23 @@ async def test_nothing_is_created_below_a_mount_point_without_its_disk(tmp_path:
     assert await create() is Creation.MADE
 
 
+async def test_an_object_whose_disk_is_lost_while_it_is_created_is_not_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects, folder = DirectoryObjects(), parse_root(tmp_path.as_uri())
+    marker, link = tmp_path / "marker", os.link
+
+    def linked(old: Any, new: Any) -> None:
+        link(old, new)
+        marker.unlink()
+
+    marker.touch()
+    monkeypatch.setattr(os, "link", linked)
+    with pytest.raises(StoreUnavailableError, match="mounted") as raised:
+        await objects.create_if_absent(folder.below("a"), (b"ours",), head_bytes=4, marker=folder.below("marker"))
+    assert raised.value.outcome_unknown
+
+
 async def test_asking_for_the_time_makes_no_directory(tmp_path: Path) -> None:
     folder = parse_root(f"file://{tmp_path}/mounted/cluster/streams")
     assert await DirectoryObjects().now_unix_ms(folder) > 0

@@ -259,7 +259,7 @@ class TestMetadataThatNamesALastEntryFarAboveWhatBookiesHold:
 
     @pytest.mark.parametrize("lost", [True, False])
     def test_a_bookie_that_is_gone(self, lost: bool) -> None:
-        """What is there is copied, and metadata names the new bookie for it."""
+        """Entries that a bookie holds are copied, and metadata names the new bookie for these."""
         held = {"a": {0, 2, 3, 5, 6}, "c": {1, 2, 4, 5, 7}, "d": set[int]()} | ({} if lost else {"b": {0, 1, 3}})
         story, lines = repair(closed("0 a b c", last=self.LAST), gone("b"), entries_max=4, attempts_max=2)
         lines = serve(story, lines, held)
