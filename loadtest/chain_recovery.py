@@ -13,12 +13,11 @@ import random
 import sys
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
 from dlog.model.ids import Epoch, SegmentNumber, StreamName
 from dlog.stores.contract import SegmentNotFoundError, SegmentRef
 from dlog.stores.object_storage.locations import MARKER, Location, parse_root
-from dlog.stores.object_storage.port import Buffer, Creation, Found
+from dlog.stores.object_storage.port import Buffer, Creation, Found, Objects
 from dlog.stores.s3_direct.chunks import Chain, Description
 from dlog.stores.s3_direct.options import ObjectsOptions
 from dlog.stores.s3_direct.store import SEGMENTS, S3DirectStore, marker_text
@@ -31,7 +30,7 @@ PAGE = 1000  # names of one answer to a list
 SETTLE_S = 0.002  # until the answers to one turn of requests have led to the next ones
 
 
-class CountingObjects:
+class CountingObjects(Objects):
     """Objects in memory, as far as a recovery needs them. requests: all; turns: those one after another."""
 
     def __init__(self) -> None:
@@ -76,7 +75,7 @@ class CountingObjects:
         return data
 
     async def create_if_absent(
-        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, within: Location | None = None
+        self, location: Location, data: Sequence[Buffer], *, head_bytes: int, marker: Location | None = None
     ) -> Creation:
         await self._turn()
         if str(location) in self.objects:
@@ -123,15 +122,14 @@ def make_chain(objects: CountingObjects, chunks: int) -> None:
 
 async def measure(chunks: int) -> dict[str, float]:
     """Recover the chain. Its end must be that of the last chunk."""
-    objects = CountingObjects()
+    objects = CountingObjects()  # type: ignore[abstract]  # a recovery needs no more of it
     await asyncio.to_thread(make_chain, objects, chunks)
 
     async def find_folder(*, creates: bool) -> Location:
         return FOLDER
 
-    port: Any = objects  # a recovery needs no more of it
     async with (
-        S3DirectStore(port, find_folder, ObjectsOptions(), random.Random(1)) as store,
+        S3DirectStore(objects, find_folder, ObjectsOptions(), random.Random(1)) as store,
         asyncio.TaskGroup() as tasks,
     ):
         serving = tasks.create_task(objects.serve(), name="answer requests")
