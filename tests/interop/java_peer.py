@@ -271,12 +271,22 @@ class JavaLogs:
         return JavaReader(self, handle)
 
     async def read(self, log: str, count: int, start: DLSN | int | None = None, **conf: Any) -> list[JavaRecord]:
-        """Read `count` records from `start`."""
-        reader = await self.reader(log, start, **conf)
-        try:
-            return await reader.take(count)
-        finally:
-            await reader.close()
+        """Read `count` records from `start`.
+
+        Java's reader may stop for ever without an error (apache/distributedlog issue 244). A second one goes on where
+        the first stopped; it must find what is missing.
+        """
+        found: list[JavaRecord] = []
+        for is_last in (False, True):
+            reader = await self.reader(log, found[-1].dlsn.next_slot() if found else start, **conf)
+            try:
+                missing = count - len(found)
+                found += await reader.take(missing) if is_last else (await reader.next(missing, 30.0))[0]
+            finally:
+                await reader.close()
+            if len(found) == count:
+                break
+        return found
 
 
 class JavaWriter:
