@@ -4,6 +4,8 @@ Invariants:
 - A write returns only when every byte was written to the descriptor, or raises OSError. This also holds if another
   program made the descriptor non-blocking (a pipe shared with Node.js, ssh or a terminal multiplexer): a plain Python
   stream would raise BlockingIOError and drop the rest; this one waits until the descriptor accepts more.
+- A signal ends a wait for a slow reader: where a handler of the process would only wake an event loop that this write
+  blocks, KeyboardInterrupt is raised instead. What is written later is dropped: the flush at exit would wait, too.
 - A character that the terminal's encoding lacks is written as a backslash escape; it raises no exception.
 """
 
@@ -12,7 +14,9 @@ from __future__ import annotations
 import io
 import os
 import select
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
@@ -23,6 +27,9 @@ class WaitingWriter(io.RawIOBase):
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLOUT)
+        self._is_dropping = False
 
     def writable(self) -> bool:
         return True
@@ -34,14 +41,40 @@ class WaitingWriter(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, data: Any, /) -> int:
-        """Write at least one byte and return how many; the buffer above writes the rest. Raises OSError."""
-        while True:
+        """Write at least one byte and return how many; the buffer above writes the rest. Raises OSError, and
+        KeyboardInterrupt if a signal comes while it waits."""
+        while not self._is_dropping:
+            if not self._poll.poll(0):
+                self._wait()
             try:
-                return os.write(self._descriptor, data)
+                return os.write(self._descriptor, data[: select.PIPE_BUF])  # a pipe with room takes so much at once
             except BlockingIOError:
-                room = select.poll()
-                room.register(self._descriptor, select.POLLOUT)
-                room.poll()
+                continue
+        return len(data)
+
+    def _wait(self) -> None:
+        try:
+            with _interrupted_by_handled_signals():
+                self._poll.poll()
+        except KeyboardInterrupt:
+            self._is_dropping = True
+            raise
+
+
+@contextmanager
+def _interrupted_by_handled_signals() -> Iterator[None]:
+    """Within this context signals that have a handler in Python raise KeyboardInterrupt. Others keep their meaning."""
+    before: dict[signal.Signals, Any] = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if callable(handler := signal.getsignal(number)):
+                    before[number] = handler
+                    signal.signal(number, signal.default_int_handler)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
