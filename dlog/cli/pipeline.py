@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from dlog.spark.jobs.frame import Report, Selection
 
 EXIT_MISUSED, EXIT_FAILED = 1, 3
+AGAIN = "run it again: finished work is not repeated"
 
 _JOBS: dict[str, str] = {  # name -> file of its command, which is called as the job
     "audit": "dlog.cli.jobs.audit",
@@ -61,6 +64,10 @@ class Jobs(click.Group):
         except click.UsageError as error:
             print_error(error.format_message(), kind="UsageError", as_json=as_json)
             return EXIT_MISUSED
+        except KeyboardInterrupt:
+            stopped = CommandError("stopped before the job was done", AGAIN, misused=False)
+            print_error(stopped, as_json=as_json)
+            return EXIT_FAILED
         except (DLogError, OSError) as error:
             if isinstance(error, OSError):
                 if not names_file(error):
@@ -138,7 +145,9 @@ def run(
     if cluster.kafka_topics:
         os.environ["DLOG_KAFKA_TOPICS"] = cluster.kafka_topics
     selection = Selection(zookeeper=cluster.zookeeper, namespace=cluster.namespace, streams=streams, pattern=pattern)
+    logging.getLogger().addFilter(lambda _: False)  # py4j logs tracebacks there, of errors that are reported here
     opened = session(f"dlog pipeline {name}", **settings)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark's calls the JVM, also within another call
     screen = _Bar() if sys.stderr.isatty() and not as_json else _Nothing()
     try:
         report = _worked(work, opened, selection, screen)
@@ -175,10 +184,12 @@ def _worked(
     try:
         return work(spark, selection, screen)
     except (Py4JError, PySparkException) as error:
+        if isinstance(
+            error.__context__, KeyboardInterrupt
+        ):  # what a job does in the end, on a connection that is closed
+            raise KeyboardInterrupt from None
         reason = next((line for line in str(error).splitlines() if "Exception: " in line), str(error).split("\n")[0])
-        raise CommandError(
-            f"Spark failed: {reason.strip()[:300]}", "run it again: finished work is not repeated", misused=False
-        ) from error
+        raise CommandError(f"Spark failed: {reason.strip()[:300]}", AGAIN, misused=False) from error
 
 
 def _settings(conf: tuple[str, ...]) -> Mapping[str, str]:

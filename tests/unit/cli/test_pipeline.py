@@ -47,6 +47,19 @@ def test_what_spark_fails_with_says_what_to_do_and_is_no_misuse(monkeypatch: pyt
     assert not raised.value.misused and "run it again" in raised.value.next_step
 
 
+def test_ctrl_c_is_neither_wrong_usage_nor_findings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dlog.cli.jobs.audit.run", interrupted)
+    assert main(["pipeline", "audit", "--zookeeper", "h:1"]) == pipeline.EXIT_FAILED
+    assert capsys.readouterr().err == (
+        "dlog: stopped before the job was done\n  next: run it again: finished work is not repeated\n"
+    )
+
+
 def test_a_report_that_cannot_be_written_is_told_after_the_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from dlog.spark.jobs.frame import Report
 
