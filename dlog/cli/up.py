@@ -429,11 +429,14 @@ class _Cluster:
 
     @contextmanager
     def _unless_lost(self) -> Iterator[None]:
-        """If output is lost in this context, stop everything as after a signal; `run` raises the error."""
+        """If output is lost in this context, or a signal comes while it waits, stop everything as after a signal; `run`
+        raises the error of lost output."""
         try:
             yield
         except OutputLostError as error:
             self._lost = self._lost or error
+            self._stopping.set()
+        except KeyboardInterrupt:  # a signal while the output waited for its reader
             self._stopping.set()
 
     def _on_signal(self, _: signal.Signals) -> None:

@@ -333,6 +333,32 @@ def test_a_slow_reader_of_a_non_blocking_pipe_gets_everything(
         assert out == dlog(*arguments, directory=cluster.directory)[1]
 
 
+@pytest.mark.parametrize("name", ["up", "cluster status --watch", "read", "ls"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_whose_output_nobody_reads(
+    cluster: Up, places: dict[str, str], name: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    arguments = arguments_of(cluster, name, f"unread{number}", places, tmp_path)
+    with full_pipe() as (_, writes, _), (tmp_path / "stderr").open("w+b") as said:
+        os.set_blocking(writes, True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dlog", *arguments],
+            stdout=writes,
+            stderr=said,
+            env={**os.environ, "DLOG_DIR": str(cluster.directory)},
+        )
+        os.close(writes)
+        with process:
+            wait_until(lambda: waits_or_ended(process), "the command neither waits for its reader nor ends")
+            assert process.poll() is None
+            process.send_signal(number)
+            try:
+                assert process.wait(PATIENCE_S) in (0, 1, -number)
+            finally:
+                process.kill()
+        assert b"Traceback" not in (tmp_path / "stderr").read_bytes()
+
+
 @pytest.mark.parametrize(
     "arguments", ["read {big}", "read {big} --format framed", "read {big} --json", "ledger read {ledger}", "ls"]
 )
