@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from dlog.io.bookie_replacement import ReplacementProgress
+    from dlog.io.decommission import WaitingLedgers
 
 
 def pause_left_s(paused: Mapping[BookieId, float], bookie: BookieId) -> int | None:
@@ -94,66 +95,31 @@ def pause(
         say(f"no restart of {bookie} was announced, or it was over")
 
 
-# ---- decommission ----------------------------------------------------------------------------------------------------
-
-
-@click.command(cls=MutatingCommand, when_unknown="run it again: it goes on where it was")
-@click.argument("which", metavar="BOOKIE")
-@zookeeper_options
-def decommission(which: str, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
-    """Take the stopped BOOKIE out of the cluster: wait until recovery processes have copied all that it held to other
-    bookies, then delete its cookie, so that it cannot start any more.
-
-    Says how many ledgers are left and what it waits for. May be interrupted and run again. Of a BOOKIE that the
-    cluster does not have it says so.
-    """
-    from dlog.io.decommission import Decommissioned, Draining, StillRegisteredError
-    from dlog.io.decommission import decommission as drain
-
-    leaving = named_bookie(which)
-
-    def progress(now: Draining) -> None:
-        note(f"{now.ledgers:,} ledgers left: {now.reason}")
-
-    async def work() -> Decommissioned:
-        async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
-            try:
-                return await drain(metadata, leaving, progress)
-            except StillRegisteredError as error:
-                raise CommandError(error.message, "stop the bookie, then run this again", misused=False) from None
-
-    done = stopping.run(work())
-    if as_json:
-        say_json({"bookie": leaving, **asdict(done)})
-    elif not done.was_known:
-        say(f"the cluster has no such bookie, and no ledger names it; perhaps it was decommissioned before: {leaving}")
-    else:
-        say(f"{leaving} is out of the cluster: no ledger names it, {done.ledgers:,} did at first")
-
-
-# ---- replacement -----------------------------------------------------------------------------------------------------
+# ---- progress --------------------------------------------------------------------------------------------------------
 
 
 class _Display(Protocol):
-    """Shows how far a replacement is."""
+    """Shows how far the drain or the replacement of a bookie is."""
 
-    def show(self, now: ReplacementProgress) -> None: ...
+    def show(self, left: int, total: int, waits: Mapping[str, str]) -> None:
+        """waits: what ledgers wait for, and a line of text about it."""
 
     def note(self, text: str) -> None: ...
 
 
 class _Lines:
-    """A line for each reason to wait, and for each tenth that is done."""
+    """Lines for each change of what it waits for, and for each tenth that is done."""
 
     def __init__(self) -> None:
-        self._shown: tuple[str, int] | None = None
+        self._shown: tuple[frozenset[str], int] | None = None
 
-    def show(self, now: ReplacementProgress) -> None:
-        done = now.total - now.ledgers
-        current = (now.reason, 10 * done // max(1, now.total))
+    def show(self, left: int, total: int, waits: Mapping[str, str]) -> None:
+        done = total - left
+        current = frozenset(waits), 10 * done // max(1, total)
         if current != self._shown:
             self._shown = current
-            self.note(f"{done:,} of {now.total:,} ledgers done: {now.reason or 'copying'}")
+            moving = "copying" if left else "reading all ledgers again"
+            self.note(f"{done:,} of {total:,} ledgers done: {'; '.join(waits.values()) or moving}")
 
     def note(self, text: str) -> None:
         note(text)
@@ -165,13 +131,14 @@ class _Bar:
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
         self._task = bar.add_task("", total=None)
-        self._reason = ""
+        self._shown = frozenset[str]()
 
-    def show(self, now: ReplacementProgress) -> None:
-        if now.reason and now.reason != self._reason:
-            self.note(now.reason)
-            self._reason = now.reason
-        self._bar.update(self._task, total=now.total, completed=now.total - now.ledgers)
+    def show(self, left: int, total: int, waits: Mapping[str, str]) -> None:
+        if waits and self._shown != waits.keys():
+            for text in waits.values():
+                self.note(text)
+            self._shown = frozenset(waits)
+        self._bar.update(self._task, total=total, completed=total - left)
 
     def note(self, text: str) -> None:
         self._bar.console.print(text, markup=False, highlight=False)
@@ -189,6 +156,54 @@ def _display() -> Iterator[_Display]:
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("ledgers"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=4, transient=True) as bar:
         yield _Bar(bar)
+
+
+# ---- decommission ----------------------------------------------------------------------------------------------------
+
+
+@click.command(cls=MutatingCommand, when_unknown="run it again: it goes on where it was")
+@click.argument("which", metavar="BOOKIE")
+@zookeeper_options
+def decommission(which: str, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
+    """Take the stopped BOOKIE out of the cluster: wait until recovery processes have copied all that it held to other
+    bookies, then delete its cookie, so that it cannot start any more.
+
+    Shows how many ledgers are done, and what the others wait for: how many, the first of them, and what to do. May be
+    interrupted and run again. Of a BOOKIE that the cluster does not have it says so.
+    """
+    from dlog.io.decommission import Decommissioned, Draining, StillRegisteredError
+    from dlog.io.decommission import decommission as drain
+
+    leaving = named_bookie(which)
+
+    async def work(display: _Display) -> Decommissioned:
+        def progress(now: Draining) -> None:
+            waits = {group.reason: _waiting_text(group) for group in now.waiting if not group.is_moving}
+            display.show(now.ledgers, now.total, waits)
+
+        async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
+            try:
+                return await drain(metadata, leaving, progress)
+            except StillRegisteredError as error:
+                raise CommandError(error.message, "stop the bookie, then run this again", misused=False) from None
+
+    with _display() as display:
+        done = stopping.run(work(display))
+    if as_json:
+        say_json({"bookie": leaving, **asdict(done)})
+    elif not done.was_known:
+        say(f"the cluster has no such bookie, and no ledger names it; perhaps it was decommissioned before: {leaving}")
+    else:
+        say(f"{leaving} is out of the cluster: no ledger names it, {done.ledgers:,} did at first")
+
+
+def _waiting_text(group: WaitingLedgers) -> str:
+    """Such as "12 ledgers (3, 5, 8, ...): repair is switched off for the cluster"."""
+    first = ", ".join(map(str, group.first)) + (", ..." if group.ledgers > len(group.first) else "")
+    return f"{group.ledgers:,} ledgers ({first}): {group.reason}"
+
+
+# ---- replacement -----------------------------------------------------------------------------------------------------
 
 
 @click.command("replace", cls=MutatingCommand, when_unknown="run it again: it goes on where it was")
@@ -229,6 +244,9 @@ def replace_with(
                 f"its ensemble or placement policy does not allow {coming}, or {coming} did not take the copies"
             )
 
+        def progress(now: ReplacementProgress) -> None:
+            display.show(now.ledgers, now.total, {now.reason: now.reason} if now.reason else {})
+
         def on_event(event: Event) -> None:
             if isinstance(event, PlacementNotKept):
                 display.note(f"ledger {event.ledger}: its placement policy cannot be kept: {event.shortage}")
@@ -241,7 +259,7 @@ def replace_with(
             Ledgers(metadata, bookies, rng=rng, options=limits, on_event=on_event) as ledgers,
         ):
             try:
-                return await replace_bookie(metadata, ledgers, leaving, coming, display.show, elsewhere)
+                return await replace_bookie(metadata, ledgers, leaving, coming, progress, elsewhere)
             except NotWritableError as error:
                 raise CommandError(
                     error.message, "`dlog bookie ls` lists the bookies; start it, then run this again", misused=False
