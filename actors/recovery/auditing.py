@@ -3,7 +3,7 @@
 Invariants:
 - The state machine exists only while this process is elected and repair is not disabled; at the next election another
   one begins, with every delay.
-- What a scan needs in memory is one page of ledgers.
+- What a scan needs in memory is one page of ledgers; of marked ledgers a few numbers are kept.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from actors.recovery.counting import MarkCounter
 from actors.recovery.options import RecoveryOptions
 from dlog.errors import DLogError, MetadataUnavailableError
 from dlog.events import Event
@@ -34,6 +35,7 @@ from dlog.ledger.auditor import (
     ScanEnded,
 )
 from dlog.ledger.events import AuditorElected
+from dlog.ledger.missing_copies import MissingCopies
 from dlog.machine import Emit, Refused, SeenOutcome
 from dlog.model.ids import LedgerId
 from dlog.model.ledger import LedgerKey
@@ -67,6 +69,7 @@ class Auditing:
         self._tasks: asyncio.TaskGroup
         self._scanning: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
+        self._counter = MarkCounter(marks, self._read)
         self._count_due_s = 0.0
 
     @property
@@ -122,6 +125,8 @@ class Auditing:
             metrics.UNDER_REPLICATED_LEDGERS.set(ledgers)
             metrics.OLDEST_MARK_SECONDS.set(age_s)
         self._perform(self._machine, self._machine.handle(listed))
+        if counted is not None:
+            _show_missing(await self._counter.count())
 
     def _stop(self) -> None:
         self._machine = None
@@ -130,6 +135,7 @@ class Auditing:
             self._scanning = None
         metrics.UNDER_REPLICATED_LEDGERS.set(0)  # the elected auditor counts
         metrics.OLDEST_MARK_SECONDS.set(0)
+        _show_missing(MissingCopies())
         metrics.MISPLACED_LEDGERS.set(0)
         self._count_due_s = 0.0
 
@@ -137,7 +143,7 @@ class Auditing:
         """The number of marks, and the oldest one's age in seconds; None: counted a moment ago."""
         if _now_s() < self._count_due_s:
             return None
-        found = await self._marks.summary()
+        found = await self._counter.read_marks()
         self._count_due_s = _now_s() + _COUNT_S
         age_ms = 0 if found.oldest_ctime_ms is None else unix_ms() - found.oldest_ctime_ms
         return found.ledgers, max(0, age_ms) / 1000
@@ -195,6 +201,12 @@ class Auditing:
         except DLogError as error:
             return LedgerMarked(effect.scan, effect.ledger, False, error)
         return LedgerMarked(effect.scan, effect.ledger, is_new)
+
+
+def _show_missing(missing: MissingCopies) -> None:
+    metrics.UNDER_REPLICATED_BYTES.set(missing.length)
+    metrics.ENTRIES_BELOW_WRITE_QUORUM.set(missing.below_write_quorum)
+    metrics.ENTRIES_BELOW_ACK_QUORUM.set(missing.below_ack_quorum)
 
 
 def _now_s() -> float:

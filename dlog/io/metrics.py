@@ -65,6 +65,19 @@ UNDER_REPLICATED_LEDGERS = Number(
 OLDEST_MARK_SECONDS = Number(
     "under_replicated_oldest_seconds", "Age of the oldest of these marks, by the auditor's wall clock", is_gauge=True
 )
+UNDER_REPLICATED_BYTES = Number(
+    "under_replicated_bytes",
+    "Bytes of payload of the entries below their write quorum; those of open ledgers are not known",
+    is_gauge=True,
+)
+ENTRIES_BELOW_WRITE_QUORUM = Number(
+    "entries_below_write_quorum",
+    "Entries of marked ledgers with fewer copies than Qw, without the bookies that the marks name",
+    is_gauge=True,
+)
+ENTRIES_BELOW_ACK_QUORUM = Number(
+    "entries_below_ack_quorum", "Of these, entries with fewer copies than Qa", is_gauge=True
+)
 MISPLACED_LEDGERS = Number(
     "misplaced_ledgers",
     "Closed ledgers that do not keep their placement policy, by the auditor's last look",
@@ -101,6 +114,9 @@ _NUMBERS = (
     GC_UNSEEN_LEDGERS,
     UNDER_REPLICATED_LEDGERS,
     OLDEST_MARK_SECONDS,
+    UNDER_REPLICATED_BYTES,
+    ENTRIES_BELOW_WRITE_QUORUM,
+    ENTRIES_BELOW_ACK_QUORUM,
     MISPLACED_LEDGERS,
     REPAIRED_LEDGERS,
     REPAIRED_ENTRIES,

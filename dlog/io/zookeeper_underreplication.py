@@ -18,7 +18,7 @@ Source: BookKeeper `ZkLedgerUnderreplicationManager`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlog.errors import DamagedError, InvalidRequestError, MetadataUnavailableError
@@ -154,11 +154,13 @@ class ZooKeeperUnderreplication:
         if page:
             yield await self.read(page)
 
-    async def summary(self) -> Underreplication:
-        """Count the marks."""
+    async def summary(self, note: Callable[[MarkedLedger], None] = lambda _: None) -> Underreplication:
+        """Count the marks. note: called with each mark that is counted."""
         ledgers, oldest_ms, bookies = 0, None, Counter[BookieId]()
         async for page in self.pages():
             ledgers += len(page)
+            for marked in page:
+                note(marked)
             for mark in filter(None, (marked.mark for marked in page)):
                 bookies.update(mark.bookies)
                 if mark.ctime_ms is not None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
+from actors.recovery import auditing, counting
 from actors.recovery.auditing import Auditing
 from actors.recovery.options import RecoveryOptions
 from dlog.events import Event
+from dlog.io import metrics
 from dlog.io.metrics import MISPLACED_LEDGERS
 from dlog.io.zookeeper import ANY_VERSION
 from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_layout import LedgerPaths
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.ledger.events import AuditEnded, AuditorElected, BookieMissing, LedgerMisplaced, LedgerNotAudited
+from dlog.ledger.missing_copies import MissingCopies
 from dlog.ledger.placement_policy import RACK, policy_metadata
 from dlog.machine import Versioned
 from dlog.model.ids import BookieId, EntryId, LedgerId
@@ -237,3 +241,64 @@ async def test_nothing_is_marked_while_repair_is_switched_off(processes: list[Pr
         assert await one.marked() == {}
         await one.marks.enable()
         await one.until_marked({1: {D}})
+
+
+def gauges() -> tuple[float, float, float]:
+    """Entries below Qw, entries below Qa, and bytes of the first."""
+    below_write, below_ack = metrics.ENTRIES_BELOW_WRITE_QUORUM, metrics.ENTRIES_BELOW_ACK_QUORUM
+    return below_write.value, below_ack.value, metrics.UNDER_REPLICATED_BYTES.value
+
+
+async def test_entries_and_bytes_with_too_few_copies_are_counted_until_they_are_repaired(
+    processes: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = processes[0]
+    monkeypatch.setattr(auditing, "_COUNT_S", 0.0)
+    monkeypatch.setattr(counting, "RECOUNT_S", 0.0)
+    quorum = Quorum(ensemble=3, write=3, ack=2)
+    first = LedgerMetadata(quorum=quorum, fragments=(Fragment(EntryId(0), (A, B, C)),)).closed_at(EntryId(9), 900)
+    second = replace(first, fragments=(Fragment(EntryId(0), (A, D, C)), Fragment(EntryId(4), (B, C, A))))
+    for number, value in ((1, first), (2, second)):
+        await one.metadata.compare_and_set(LedgerKey(LedgerId(number)), value, None)
+    path = PATHS.ledger(LedgerId(3))
+    await one.metadata.zookeeper.create(path, b"damaged", parents=True)
+    await one.marks.mark(LedgerId(3), {B}, 5)
+    await one.marks.mark(LedgerId(4), {B}, 5)  # deleted since
+    await one.metadata.zookeeper.create(PATHS.underreplication.mark(LedgerId(5)), b"damaged", parents=True)
+    async with one.running():
+        await one.until(lambda: gauges() == (4, 0, 360))  # D was lost before
+        await one.unregister(A)
+        await one.until(lambda: gauges() == (20, 4, 1_800))
+        found = await one.metadata.read(LedgerKey(LedgerId(2)))
+        assert isinstance(found, Versioned)
+        repaired = replace(second, fragments=(Fragment(EntryId(0), (B, D, C)), Fragment(EntryId(4), (B, C, A))))
+        await one.metadata.compare_and_set(LedgerKey(LedgerId(2)), repaired, found.version)
+        await one.until(lambda: gauges() == (20, 0, 1_800))
+        for ledger in (LedgerId(1), LedgerId(2)):
+            marked = await one.marks.lock(ledger)
+            assert marked is not None and await one.marks.complete(marked)
+        await one.until(lambda: gauges() == (0, 0, 0))
+        await one.marks.mark(LedgerId(1), {A, B}, 5)
+        await one.until(lambda: gauges() == (10, 10, 900))
+    assert gauges() == (0, 0, 0), "the elected auditor counts"
+
+
+async def test_metadata_of_only_so_many_marked_ledgers_is_read_by_one_look(
+    processes: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = processes[0]
+    monkeypatch.setattr(counting, "READS_MAX", 2)
+    reads: list[LedgerId] = []
+
+    async def read(ledger: LedgerId) -> Versioned:
+        reads.append(ledger)
+        value = LedgerMetadata(quorum=Quorum(ensemble=1, write=1, ack=1), fragments=(Fragment(EntryId(0), (A,)),))
+        return Versioned(value.closed_at(EntryId(0), 7), 0)
+
+    counter = counting.MarkCounter(one.marks, read)
+    for number in range(5):
+        await one.marks.mark(LedgerId(number), {A}, 5)
+    for expected in (2, 4, 5, 5):
+        await counter.read_marks()
+        assert await counter.count() == MissingCopies(expected, expected, 7 * expected)
+    assert sorted(reads) == [0, 1, 2, 3, 4]
