@@ -13,7 +13,8 @@ Invariants:
 - No copy of a bookie is moved while its planned restart is not over: it may be back in a moment. A ledger that lacks
   only such bookies waits; one that lost others, too, is repaired for those, and keeps its mark.
 - A mark is deleted only after a repair that left nothing out; after a failure it stays, an event says why, and the
-  ledger waits: `backoff_s`, doubled after each further failure.
+  ledger waits: `backoff_s`, doubled after each further failure. If it failed for want of bookies, it waits no longer
+  than until one is registered, or writable, that was not when the attempt began.
 - A worker that ends anywhere leaves a lock that ends with the session; nothing else needs cleaning up.
 - A ledger that fails does not keep others waiting: all marked ledgers are listed in turn, CANDIDATES_MAX at once.
 - State is kept of the ledgers that failed or wait, PUT_OFF_MAX at most.
@@ -30,7 +31,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from actors.recovery.options import RecoveryOptions
-from dlog.errors import DLogError, LedgerNotFoundError, MetadataUnavailableError
+from dlog.errors import DLogError, LedgerNotFoundError, MetadataUnavailableError, UnavailableError
 from dlog.events import Event
 from dlog.io import metrics
 from dlog.io.zookeeper_underreplication import MarkedLedger, ZooKeeperUnderreplication
@@ -59,6 +60,10 @@ _NO_REPLACEMENT = (
 )
 
 
+#: The registered bookies, each with whether it is writable
+Available = frozenset[tuple[BookieId, bool]]
+
+
 class RepairableLedgers(Protocol):
     """The calls of a ledger client (dlog/io/ledgers.py) that a worker needs."""
 
@@ -74,6 +79,8 @@ class RepairableLedgers(Protocol):
 
     async def recover(self, ledger: LedgerId) -> object: ...
 
+    def available_bookies(self) -> Available: ...
+
 
 @dataclass(slots=True)
 class _PutOff:
@@ -81,10 +88,14 @@ class _PutOff:
 
     failures: int = 0
     not_before_s: float = 0.0
+    lacked: Available | None = None  # it failed for want of others than these; None: for another reason
     open_since_s: float | None = None  # when its last ensemble, not closed, was first found with a lost bookie
     #: last ensemble of an open ledger, and bookies that are back and have all their copies below it
     verified_below: tuple[Fragment, frozenset[BookieId]] | None = None
     unreadable: int = 0
+
+    def is_due(self, now_s: float, available: Available) -> bool:
+        return self.not_before_s <= now_s or (self.lacked is not None and not available <= self.lacked)
 
 
 class RepairWorkers:
@@ -108,6 +119,7 @@ class RepairWorkers:
         self._listed_to: LedgerId | None = None  # the next list begins behind it; None: at the lowest id
         self._list_due_s = 0.0
         self._put_off: dict[LedgerId, _PutOff] = {}
+        self._available: Available = frozenset()
         self.repairing = 0  # ledgers
 
     async def run(self) -> None:
@@ -158,13 +170,14 @@ class RepairWorkers:
         if await self._marks.is_disabled():
             return
         locked = await self._marks.locked()
+        available = self._look_available()
         found: list[LedgerId] = []
         seen: set[LedgerId] = set()
         async for ledger in self._marked():
             put_off = self._put_off.get(ledger)
             if put_off is not None:
                 seen.add(ledger)
-            if ledger not in locked and (put_off is None or put_off.not_before_s <= now_s):
+            if ledger not in locked and (put_off is None or put_off.is_due(now_s, available)):
                 found.append(ledger)
                 if len(found) == CANDIDATES_MAX:
                     self._listed_to = ledger
@@ -175,6 +188,13 @@ class RepairWorkers:
                 self._forget(ledger)  # repaired by another process, or deleted
         self._rng.shuffle(found)  # so that processes seldom try the same one
         self._candidates.extend(found)
+
+    def _look_available(self) -> Available:
+        """The bookies that are available now; one object as long as they are the same."""
+        now = self._ledgers.available_bookies()
+        if now != self._available:
+            self._available = now
+        return self._available
 
     async def _marked(self) -> AsyncIterator[LedgerId]:
         """All marked ledgers once, from the one behind the last list on."""
@@ -192,9 +212,9 @@ class RepairWorkers:
 
     async def _repair(self, marked: MarkedLedger) -> None:
         """Try to repair a locked ledger; complete its mark or put it off."""
-        ledger = marked.ledger
+        ledger, available = marked.ledger, self._look_available()
         try:
-            total = await self._attempt(marked)
+            total = await self._attempt(marked, available)
             if total is None:
                 return
             is_complete = await self._marks.complete(marked)
@@ -203,15 +223,15 @@ class RepairWorkers:
                 await self._marks.complete(marked)
             self._forget(ledger)
         except DLogError as error:
-            self._fail(ledger, error.message)
+            self._fail(ledger, error.message, available if isinstance(error, UnavailableError) else None)
         else:
             self._forget(ledger)
             if is_complete:  # else it is marked anew, and soon repaired again
                 metrics.REPAIRED_LEDGERS.inc()
                 self._on_event(MarkCompleted(ledger, total.copied_entries, total.copied_bytes))
 
-    async def _attempt(self, marked: MarkedLedger) -> Repaired | None:
-        """Repair the ledger; None: it is put off. Raises DLogError."""
+    async def _attempt(self, marked: MarkedLedger, available: Available) -> Repaired | None:
+        """Repair the ledger; None: it is put off. available: bookies when it began. Raises DLogError."""
         ledger = marked.ledger
         if marked.mark is None:
             self._fail(ledger, "its mark in ZooKeeper cannot be read or decoded, delete it (docs/operations.md)")
@@ -226,7 +246,7 @@ class RepairWorkers:
         total = Repaired(ledger)
         if paused and not gone:
             self._stop_grace(ledger)
-            self._wait(replace(total, waits=_paused(paused)))
+            self._wait(replace(total, waits=_paused(paused)), available)
             return None
         if gone:
             total = await self._add(total, gone)
@@ -239,9 +259,9 @@ class RepairWorkers:
         if paused:
             total = replace(total, waits=total.waits or _paused(paused))
         if total.unreadable:
-            self._report_unreadable(total)
+            self._report_unreadable(total, available)
         elif total.waits:
-            self._wait(total)
+            self._wait(total, available)
         elif not back <= await self._marks.registered():
             self._fail(ledger, "a bookie that was back was lost again during the repair")
         else:
@@ -316,27 +336,31 @@ class RepairWorkers:
         if put_off is not None:
             put_off.open_since_s = None
 
-    def _wait(self, total: Repaired) -> None:
+    def _wait(self, total: Repaired, available: Available) -> None:
         """Put off a ledger that has to wait; within its writer's grace that is no failure."""
         put_off = self._state(total.ledger)
         if total.waits == _GRACE and put_off.open_since_s is not None:
             put_off.not_before_s = put_off.open_since_s + self._options.open_grace_s
+            put_off.lacked = None
         else:
-            self._fail(total.ledger, _OPEN if total.waits == OPEN_LEDGER else total.waits)
+            reason = _OPEN if total.waits == OPEN_LEDGER else total.waits
+            self._fail(total.ledger, reason, None if reason in (_OPEN, _MORE) else available)
 
-    def _report_unreadable(self, repaired: Repaired) -> None:
+    def _report_unreadable(self, repaired: Repaired, available: Available) -> None:
         first = repaired.unreadable[0]
         entries = sum(found.last - found.first + 1 for found in repaired.unreadable)
         self._on_event(EntriesUnreadable(repaired.ledger, first.first, first.last, first.bookie, entries, first.reason))
-        self._fail(repaired.ledger, f"no replica can serve some of its entries: {first.reason}")
+        self._fail(repaired.ledger, f"no replica can serve some of its entries: {first.reason}", available)
         put_off = self._state(repaired.ledger)
         metrics.UNREADABLE_ENTRIES.inc(entries - put_off.unreadable)
         put_off.unreadable = entries
 
     # ---- what failed -------------------------------------------------------------------------------------------------
 
-    def _fail(self, ledger: LedgerId, reason: str) -> None:
+    def _fail(self, ledger: LedgerId, reason: str, lacked: Available | None = None) -> None:
+        """Put off a ledger. lacked: what was available, if other bookies might help."""
         put_off = self._state(ledger)
+        put_off.lacked = lacked
         again_s = min(self._options.backoff_max_s, self._options.backoff_s * 2.0**put_off.failures)
         again_s *= self._rng.uniform(0.75, 1.0)
         put_off.failures = min(put_off.failures + 1, 30)

@@ -227,6 +227,13 @@ class Ledgers:
         members = self._metadata.known_members()
         return len(members.writable) + len(members.readonly)
 
+    def available_bookies(self) -> frozenset[tuple[BookieId, bool]]:
+        """The registered bookies, each with whether it is writable, as far as this client knows."""
+        members = self._metadata.known_members()
+        return frozenset(
+            (b, found is members.writable) for found in (members.writable, members.readonly) for b in found
+        )
+
     def placement_refusal(self, quorum: Quorum, min_regions: int = 1) -> str:
         """Why the registered bookies cannot keep the placement policy, if it is strict; empty: they can, or need not.
         As far as this client knows."""

@@ -13,7 +13,7 @@ import pytest
 from actors.recovery import workers
 from actors.recovery.options import RecoveryOptions
 from actors.recovery.workers import RepairWorkers
-from dlog.errors import LedgerNotFoundError, NotEnoughBookiesError
+from dlog.errors import DLogError, InvalidRequestError, LedgerNotFoundError, NotEnoughBookiesError, UnavailableError
 from dlog.events import Event
 from dlog.io.zookeeper import ANY_VERSION, ZooKeeper
 from dlog.io.zookeeper_layout import LedgerPaths
@@ -50,6 +50,7 @@ class Bench:
         self.bad: tuple[BadRange, ...] = ()
         self.replaceable = frozenset({GONE, BACK, C})  # bookies for which there is another one
         self.result: Callable[[LedgerId], Repaired] = Repaired
+        self.available = frozenset((bookie, True) for bookie in (BACK, C, D))
         self.stuck = asyncio.Event()
         self.is_stuck = False
         self.unstick = asyncio.Event()
@@ -74,6 +75,9 @@ class Bench:
         if self.change is not None:
             self.metadata[ledger] = self.change
         return found
+
+    def available_bookies(self) -> frozenset[tuple[BookieId, bool]]:
+        return self.available
 
     async def verify(self, ledger: LedgerId) -> Verified:
         self.verified.append(ledger)
@@ -156,6 +160,79 @@ async def test_a_failure_keeps_the_mark_is_told_and_stops_no_other(bench: Bench)
     failed = [event for event in bench.events if isinstance(event, RepairFailed)]
     assert [event.reason for event in failed][:2] == ["start more", "a bookie"]
     assert {event.ledger for event in bench.events if isinstance(event, MarkCompleted)} == {1, 2}
+
+
+SHORTAGES: dict[str, DLogError | Repaired] = {
+    "no replacement": NotEnoughBookiesError("start more"),
+    "out of reach": UnavailableError("bookies that may have its entries are out of reach"),
+    "unreadable": Repaired(ONE, unreadable=(Unreadable(EntryId(1), EntryId(1), GONE, "no such entry"),)),
+}
+
+
+@pytest.mark.parametrize("name", SHORTAGES)
+async def test_a_ledger_that_failed_for_want_of_bookies_is_tried_again_once_there_are_others(
+    sessions: list[ZooKeeper], name: str
+) -> None:
+    bench = await bench_on(sessions[0], replace(QUICK, backoff_s=1000.0, backoff_max_s=2000.0))
+
+    def result(ledger: LedgerId) -> Repaired:
+        if ledger == TWO:
+            raise InvalidRequestError("another reason")
+        shortage = SHORTAGES[name]
+        if isinstance(shortage, DLogError):
+            raise shortage
+        return shortage
+
+    bench.result = result
+    await bench.marks.mark(ONE, {GONE}, 5)
+    await bench.marks.mark(TWO, {GONE}, 5)
+    async with bench.running():
+        await bench.until_waiting(2)
+        bench.available |= {(GONE, False)}
+        await bench.until_waiting(3)
+        bench.available -= {(C, True)}  # fewer help nobody
+        bench.available |= {(GONE, True)}
+        await bench.until_waiting(4)
+        bench.available |= {(C, True)}  # there again, with a replacement for the lost one
+        bench.result = Repaired
+        await bench.until_left({TWO})
+    assert sorted(ledger for ledger, _, _ in bench.asked) == [ONE] * 4 + [TWO]
+
+
+async def test_a_bookie_that_comes_during_the_attempt_that_lacked_it_ends_the_wait(sessions: list[ZooKeeper]) -> None:
+    bench = await bench_on(sessions[0], replace(QUICK, backoff_s=1000.0, backoff_max_s=2000.0))
+    bench.is_stuck = True
+
+    def result(ledger: LedgerId) -> Repaired:
+        bench.result, bench.is_stuck = Repaired, False
+        raise NotEnoughBookiesError("start more")
+
+    bench.result = result
+    await bench.marks.mark(ONE, {GONE}, 5)
+    async with bench.running():
+        await bench.stuck.wait()
+        bench.available |= {(GONE, True)}
+        await bench.marks.mark(TWO, {GONE}, 5)
+        await bench.until(lambda: len(bench.asked) == 2)  # another worker has seen the new bookie
+        bench.unstick.set()
+        await bench.until_left(set())
+
+
+async def test_an_open_ledger_that_no_bookie_could_take_has_its_grace_once_one_is_there(
+    sessions: list[ZooKeeper],
+) -> None:
+    options = replace(QUICK, backoff_s=1000.0, backoff_max_s=2000.0, open_grace_s=0.3)
+    bench = await bench_on(sessions[0], options)
+    bench.metadata[ONE], bench.replaceable = OPEN, frozenset()
+    bench.result = lambda ledger: Repaired(ledger, waits="" if bench.metadata[ledger].is_closed else OPEN_LEDGER)
+    await bench.marks.mark(ONE, {GONE}, 5)
+    async with bench.running():
+        await bench.until_waiting(1)
+        bench.replaceable = frozenset({GONE})
+        bench.available |= {(BookieId("e:1"), True)}
+        await bench.until_left(set())
+    assert bench.recovered == [ONE]
+    assert len(bench.asked) == 4, "two attempts that wait, none within the grace, and one in two steps"
 
 
 async def test_a_bookie_that_is_back_keeps_its_place_and_gets_what_it_lacks(bench: Bench) -> None:
