@@ -29,7 +29,7 @@ from dlog.cli.output import (
     say_json,
     say_table,
 )
-from dlog.errors import DamagedError, DLogError, LedgerNotFoundError, UnsupportedVersionError
+from dlog.errors import DamagedError, DLogError, LedgerNotFoundError, UnavailableError, UnsupportedVersionError
 from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
 
 if TYPE_CHECKING:
@@ -41,11 +41,15 @@ READ_BYTES = 1024 * 1024
 PENDING_MAX = 1000  # entries of `create` that are sent and not confirmed
 PENDING_BYTES_MAX = 16 * 1024 * 1024  # of these; far less than a connection to a bookie may lag
 VERIFIED_AT_ONCE = 4
+BOOKIES_AWAY = (
+    "start the ledger's bookies that are away: `dlog ledger show LEDGER` names its bookies, `dlog bookie ls` those "
+    "that run"
+)
 
 
 @asynccontextmanager
 async def ledgers_of(hosts: str | None, namespace: str | None, directory: str | None) -> AsyncIterator[Ledgers]:
-    """A ledger client of the selected cluster."""
+    """A ledger client of the selected cluster. An UnavailableError that leaves it advises to start bookies."""
     from dlog.io.bookie_client import BookieClient
     from dlog.io.ledgers import Ledgers, resolver
 
@@ -55,7 +59,12 @@ async def ledgers_of(hosts: str | None, namespace: str | None, directory: str | 
         BookieClient(resolver(metadata), rng=rng, options=bookie_client_options()) as bookies,
         Ledgers(metadata, bookies, rng=rng) as ledgers,
     ):
-        yield ledgers
+        try:
+            yield ledgers
+        except UnavailableError as error:
+            if type(error) is UnavailableError and error.next_step is None:  # the cluster runs, its bookies do not
+                error.next_step = BOOKIES_AWAY
+            raise
 
 
 @click.group()

@@ -165,10 +165,7 @@ class LedgerTailer:
             case TimerFired("poll"):
                 self._polling = False
             case TimerFired("certain") if self._certain:
-                where = f"ledger={self.ledger} answered={len(self._answered)}"
-                self._end_round(
-                    UnavailableError(f"too few bookies reported the LAC, check them (dlog bookie ls): {where}")
-                )
+                self._end_round(self._too_few())
             case MetadataSeen(token, outcome) if self._reading and token == self._reads:
                 self._reading = False
                 self._note_metadata(outcome)
@@ -299,9 +296,7 @@ class LedgerTailer:
         if self._certain and (self.closed or self._is_covered()):
             self._end_round(seen)
         elif self._round is _Round.BOOKIES and self._have_all_answered():
-            self._end_round(
-                UnavailableError(f"too few bookies reported the LAC, check them (dlog bookie ls): ledger={self.ledger}")
-            )
+            self._end_round(self._too_few())
         if self._later and not self._certain:
             self._begin_round()
         if self._waiters and not self._polling:
@@ -317,6 +312,11 @@ class LedgerTailer:
 
     def _have_all_answered(self) -> bool:
         return len(self._indices(self._answered | self._mute)) == self._metadata.quorum.ensemble
+
+    def _too_few(self) -> UnavailableError:
+        silent = [bookie for bookie in self._metadata.fragments[-1].ensemble if bookie not in self._answered]
+        where = f"ledger={self.ledger} without_answer={','.join(silent)}"
+        return UnavailableError(f"too few bookies reported the LAC, check them (dlog bookie ls): {where}")
 
     def _indices(self, bookies: set[BookieId]) -> list[int]:
         return [i for i, bookie in enumerate(self._metadata.fragments[-1].ensemble) if bookie in bookies]

@@ -111,3 +111,20 @@ async def test_a_ledger_whose_metadata_cannot_be_read_is_named(metadata: ZooKeep
     whole, damaged = json.loads(out)
     assert (code, whole["ledger"], damaged["ledger"]) == (1, 1, 77)
     assert said == f"metadata of ledger 77 cannot be read: {damaged['error']}\n"
+
+
+@pytest.mark.parametrize("words", [("verify", "1"), ("read", "1"), ("recover", "1", "--yes")])
+async def test_of_an_open_ledger_whose_bookies_are_away_it_is_said_to_start_them(
+    metadata: ZooKeeperMetadata, run: Run, words: tuple[str, ...]
+) -> None:
+    value = LedgerMetadata(quorum=ON_A.quorum, fragments=ON_A.fragments)
+    await metadata.compare_and_set(LedgerKey(LedgerId(1)), value, None)
+    code, _, said = await run("ledger", *words)
+    says, step = said.splitlines()
+    assert code == 1 and "too few bookies" in says and "ledger=1" in says
+    if words[0] != "recover":
+        assert says.endswith(f" without_answer={A},{B},{C}")
+    assert step == (
+        "  next: start the ledger's bookies that are away: `dlog ledger show LEDGER` names its bookies, "
+        "`dlog bookie ls` those that run"
+    )
