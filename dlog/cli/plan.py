@@ -3,13 +3,16 @@
 Invariants:
 - the port of a bookie is chosen at its first start and never changes: ledger metadata names bookies by address;
 - the number of bookies never decreases: entries on a missing bookie would be unavailable;
-- before the bookies start, what they need is written; all else once every part serves.
+- before the bookies start, what they need is written; all else once every part serves;
+- the directory may be moved as a whole: addresses of topics and objects inside it are written relative to it.
 """
 
 from __future__ import annotations
 
 import json
+import posixpath
 import random
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -23,9 +26,11 @@ from dlog.io.listening import check_free, is_free
 from dlog.io.zookeeper_hosts import is_same_ensemble
 from dlog.io.zookeeper_layout import StreamPaths
 from dlog.options import option
-from dlog.stores.object_storage.locations import parse_root
+from dlog.stores.object_storage.locations import encode_path, parse_root
 
 PLAN_FILE = "cluster.json"
+_FILES = "file://"
+_INSIDE = "./"  # begins the address of topics or objects inside the directory, in its plan file
 HOST = "127.0.0.1"
 _PORTS = range(20000, 32000)  # below the kernel's ephemeral ports
 
@@ -169,7 +174,11 @@ def read_plan(directory: Path) -> Plan | None:
     try:
         plan = Plan(**json.loads(path.read_text()))
         _check_types(plan)
-        return plan
+        return replace(
+            plan,
+            kafka=_absolute(plan.kafka, _topics_base, directory),
+            objects=_absolute(plan.objects, objects_base, directory),
+        )
     except FileNotFoundError:
         return None
     except PermissionError as error:
@@ -207,6 +216,8 @@ def write_plan(directory: Path, plan: Plan) -> None:
     """Write the plan into its directory, atomically."""
     path = directory / PLAN_FILE
     fields = asdict(plan)
+    fields["kafka"] = _relative(plan.kafka, _topics_base, directory)
+    fields["objects"] = _relative(plan.objects, objects_base, directory)
     for name in ("kafka", "objects", "racks", "regions"):
         if not fields[name]:
             del fields[name]  # unknown to versions without it
@@ -214,6 +225,34 @@ def write_plan(directory: Path, plan: Plan) -> None:
     with named_errors(fresh):
         fresh.write_text(json.dumps(fields, indent=1) + "\n")
     fresh.replace(path)
+
+
+def objects_base(directory: Path) -> str:
+    """An absolute directory as the root of objects."""
+    path = directory.resolve() if ".." in directory.parts else directory
+    return f"{_FILES}/{encode_path(str(path).lstrip('/'))}"
+
+
+def _topics_base(directory: Path) -> str:
+    """An absolute directory as the address of topics."""
+    return f"{_FILES}/{posixpath.normpath(directory).lstrip('/')}"
+
+
+def _relative(address: str, base: Callable[[Path], str], directory: Path) -> str:
+    """An address of topics or objects as it is written: relative to the cluster's directory if it is inside. base: an
+    absolute directory as such an address."""
+    if address.startswith(f"{_FILES}/"):
+        for path in (directory.absolute(), directory.resolve()):
+            if address == base(path) or address.startswith(f"{base(path)}/"):
+                return _INSIDE + address.removeprefix(base(path)).lstrip("/")
+    return address
+
+
+def _absolute(address: str, base: Callable[[Path], str], directory: Path) -> str:
+    """The inverse of `_relative`."""
+    if not address.startswith(_INSIDE):
+        return address
+    return f"{base(directory.absolute())}/{address.removeprefix(_INSIDE)}".rstrip("/")
 
 
 def check_ports(plan: Plan) -> None:

@@ -38,7 +38,7 @@ from dlog.cli.output import (
 )
 from dlog.cli.parameters import NON_EMPTY_TEXT
 from dlog.cli.parts import ProcessPart, SupervisedProcess, ZooKeeperPart, last_words
-from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, plan_for_bookies, read_plan, write_plan
+from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, objects_base, plan_for_bookies, read_plan, write_plan
 from dlog.cli.screen import Screen, open_screen
 from dlog.cli.topics import check_topics
 from dlog.errors import DLogError
@@ -50,7 +50,6 @@ from dlog.io.file_errors import is_misuse, named_errors, names_file
 from dlog.io.kafka_settings import KafkaOptions, parse_topics_address
 from dlog.io.settings import load
 from dlog.stores.file.options import FileStoreOptions
-from dlog.stores.object_storage.locations import encode_path
 from dlog.stores.s3_direct.options import ObjectsOptions
 from dlog.wire.bookie_info import decode_cookie
 
@@ -448,10 +447,7 @@ class _Cluster:
 
 def _default_objects_root(directory: Path) -> str:
     """`objects` in the cluster's directory, by a path that a location can have."""
-    path = directory.absolute()
-    if ".." in path.parts:
-        path = path.resolve()
-    return f"file:///{encode_path(str(path / 'objects').lstrip('/'))}"
+    return f"{objects_base(directory.absolute())}/objects"
 
 
 def _kept_id(directory: Path) -> str | None:

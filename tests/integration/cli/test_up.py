@@ -100,6 +100,22 @@ def test_a_directory_of_any_name_is_found_again_wherever_it_was_moved(tmp_path: 
             assert again.end() == 0
 
 
+def test_a_directory_with_given_places_of_topics_and_objects_inside_it_may_be_moved(tmp_path: Path) -> None:
+    directory, moved = tmp_path / "first", tmp_path / "second one"
+    places = ("--kafka", f"file://{directory}/topics", "--objects", f"file://{directory}/deep/objects")
+    with up(directory, *SMALL, *places) as first:
+        for store in ("kafka", "s3-direct"):
+            ok(first, "create", store, "--store", store)
+            ok(first, "append", store, given=LINES)
+        assert first.end() == 0
+    directory.rename(moved)
+    with up(moved) as again:
+        for store in ("kafka", "s3-direct"):
+            assert ok(again, "read", store) == LINES
+        assert again.end() == 0
+    assert not directory.exists()
+
+
 @pytest.mark.parametrize("host", ["[::1]", "::"])
 def test_a_cluster_on_any_kind_of_host(host: str, tmp_path: Path) -> None:
     http = free_port()

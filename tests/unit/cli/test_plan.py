@@ -82,6 +82,30 @@ def test_the_address_of_the_topics_is_kept_and_may_change(tmp_path: Path) -> Non
             plan_of(tmp_path, kafka=wrong)
 
 
+def test_topics_and_objects_inside_the_directory_are_found_again_where_it_was_moved(tmp_path: Path) -> None:
+    directory, moved, link = tmp_path / "a b", tmp_path / "moved #1", tmp_path / "link"
+    directory.mkdir()
+    link.symlink_to(directory)
+    for base in (directory, link):
+        for inside in ("", "/deep/er"):
+            address = f"file://{base}/x{inside}"
+            write_plan(base, plan_of(base, kafka=address, objects=address))
+            directory.rename(moved)
+            plan = read_plan(moved)
+            assert plan is not None
+            assert plan.kafka == f"file://{moved}/x{inside}"
+            assert plan.objects == f"file://{tmp_path}/moved%20%231/x{inside}"
+            moved.rename(directory)
+    write_plan(link, plan_of(link, kafka=f"file://{directory}/x", objects=f"file://{directory}"))
+    plan = read_plan(link)
+    assert plan is not None and plan.kafka == f"file://{link}/x" and plan.objects == f"file://{link}"
+    for outside in (f"file://{directory}s/x", f"file://{tmp_path}"):
+        write_plan(directory, plan_of(directory, kafka=outside, objects=outside))
+        plan = read_plan(directory)
+        assert plan is not None
+        assert (plan.kafka, plan.objects.replace("%20", " ")) == (outside, outside)
+
+
 def test_the_root_of_the_objects_is_kept_and_may_change(tmp_path: Path) -> None:
     write_plan(tmp_path, plan_of(tmp_path, bookies=0))
     assert "objects" not in (tmp_path / "cluster.json").read_text(), "a version without this store reads it"
