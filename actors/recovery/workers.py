@@ -234,7 +234,7 @@ class RepairWorkers:
         """Repair the ledger; None: it is put off. available: bookies when it began. Raises DLogError."""
         ledger = marked.ledger
         if marked.mark is None:
-            self._fail(ledger, "its mark in ZooKeeper cannot be read or decoded, delete it (docs/operations.md)")
+            self._fail(ledger, self._marks.damage(ledger))
             return None
         bookies = frozenset(marked.mark.bookies)
         if not bookies:

@@ -13,7 +13,7 @@ import click
 from dlog.cli import stopping
 from dlog.cli.bookie_changes import decommission, pause, pause_left_s, replace_with
 from dlog.cli.bookie_files import convert, fsck
-from dlog.cli.cluster import RepairState, bookie_client_options, metadata_of
+from dlog.cli.cluster import RepairState, bookie_client_options, damaged_marks_text, metadata_of
 from dlog.cli.discovery import zookeeper_options
 from dlog.cli.output import (
     EXIT_FAILED,
@@ -91,7 +91,10 @@ def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json:
             warnings = (await RepairState.read(marks)).warnings()
             if warnings and await anext(metadata.ledgers(), None) is None:
                 warnings = []  # there is nothing to count
-            marked, paused = (await marks.summary()).bookies, await marks.pauses.current()
+            summary, paused = await marks.summary(), await marks.pauses.current()
+        marked = summary.bookies
+        if summary.damaged:
+            warnings.append(damaged_marks_text(summary.damaged))
         states = ((members.writable, "writable"), (members.readonly, "read-only"))
         rows = [
             (info.bookie, join_host_port(info.host, info.port), state, info.location.rack, info.location.region)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -75,6 +75,17 @@ class RepairState:
         if self.is_disabled:
             found.append("repair is switched off: lost copies are neither counted nor made")
         return found
+
+
+def damaged_marks_text(ledgers: Sequence[int]) -> str:
+    """What to say of ledgers whose marks cannot be read or decoded."""
+    from dlog.io.zookeeper_underreplication import DAMAGED_NAMED_MAX
+
+    more = ", ..." if len(ledgers) == DAMAGED_NAMED_MAX else ""
+    return (
+        f"the marks of ledgers {', '.join(map(str, ledgers))}{more} cannot be read or decoded, so these are not "
+        f"repaired: delete these marks (docs/operations.md)"
+    )
 
 
 @click.group()
@@ -179,7 +190,8 @@ def _repair_text(state: dict[str, Any]) -> str:
     repair = RepairState(state["recovery_runs"], state["repair_disabled"])
     warnings = repair.warnings() if state["ledgers"] else []  # without ledgers there is nothing to count
     counted = [f"{count:,}{more} ledgers under-replicated{oldest}"] if count or not warnings else []
-    return "; ".join((*counted, *warnings))
+    damaged = [damaged_marks_text(state["damaged_marks"])] if state["damaged_marks"] else []
+    return "; ".join((*counted, *damaged, *warnings))
 
 
 async def _status(metadata: ZooKeeperMetadata, hosts: str, namespace: str) -> dict[str, Any]:
@@ -210,6 +222,7 @@ async def _status(metadata: ZooKeeperMetadata, hosts: str, namespace: str) -> di
         "ledgers": ledgers,
         "under_replicated": found_marks.ledgers,
         "oldest_mark_s": None if oldest_ms is None else max(0, unix_ms() - oldest_ms) // 1000,
+        "damaged_marks": list(found_marks.damaged),
         "repair_disabled": repair.is_disabled,
         "recovery_runs": repair.runs,
         "paused": {bookie: math.ceil(left_s) for bookie, left_s in (await marks.pauses.current()).items()},

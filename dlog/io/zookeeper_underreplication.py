@@ -39,6 +39,7 @@ from dlog.wire.underreplication import (
 
 PAGE = 500  # marks read in one request at most
 SUMMARY_MAX = 10_000  # marks read for a summary
+DAMAGED_NAMED_MAX = 10  # ledgers with a damaged mark, in a summary
 _TRIES = 16  # to merge a mark that other processes change at the same time
 _MARK_BYTES = 4096  # of a mark at most, nearly always
 
@@ -46,11 +47,13 @@ _MARK_BYTES = 4096  # of a mark at most, nearly always
 @dataclass(frozen=True, slots=True)
 class Underreplication:
     """What all marks say together. ledgers: number of marked ledgers, of which at most SUMMARY_MAX are counted.
-    oldest_ctime_ms: Unix time of the oldest mark, if one has a time. bookies: number of marked ledgers by bookie."""
+    oldest_ctime_ms: Unix time of the oldest mark, if one has a time. bookies: number of marked ledgers by bookie.
+    damaged: ledgers whose mark cannot be read or decoded, the first DAMAGED_NAMED_MAX."""
 
     ledgers: int
     oldest_ctime_ms: int | None
     bookies: Mapping[BookieId, int]
+    damaged: tuple[LedgerId, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -116,7 +119,16 @@ class ZooKeeperUnderreplication:
                 return merged is not old
             except (NoNodeError, BadVersionError):
                 continue
+            except DamagedError as error:
+                raise DamagedError(f"{self.damage(ledger)}: {error.message}") from None
         raise MetadataUnavailableError(f"other processes keep changing the ledger's mark, try again: ledger={ledger}")
+
+    def damage(self, ledger: LedgerId) -> str:
+        """What to say of a ledger whose mark cannot be read or decoded."""
+        return (
+            f"its mark in ZooKeeper cannot be read or decoded, delete this znode (docs/operations.md): ledger={ledger} "
+            f"path={self._paths.mark(ledger)}"
+        )
 
     async def marked(self, above: LedgerId | None = None) -> AsyncIterator[LedgerId]:
         """All marked ledgers, in order of their ids. A ledger whose mark is just being deleted may be among them.
@@ -156,18 +168,20 @@ class ZooKeeperUnderreplication:
 
     async def summary(self, note: Callable[[MarkedLedger], None] = lambda _: None) -> Underreplication:
         """Count the marks. note: called with each mark that is counted."""
-        ledgers, oldest_ms, bookies = 0, None, Counter[BookieId]()
+        ledgers, oldest_ms, bookies, damaged = 0, None, Counter[BookieId](), list[LedgerId]()
         async for page in self.pages():
             ledgers += len(page)
             for marked in page:
                 note(marked)
+                if marked.mark is None and len(damaged) < DAMAGED_NAMED_MAX:
+                    damaged.append(marked.ledger)
             for mark in filter(None, (marked.mark for marked in page)):
                 bookies.update(mark.bookies)
                 if mark.ctime_ms is not None:
                     oldest_ms = min(mark.ctime_ms, mark.ctime_ms if oldest_ms is None else oldest_ms)
             if ledgers >= SUMMARY_MAX:
                 break
-        return Underreplication(ledgers, oldest_ms, bookies)
+        return Underreplication(ledgers, oldest_ms, bookies, tuple(damaged))
 
     # ---- repairing -------------------------------------------------------------------------------------------------
 

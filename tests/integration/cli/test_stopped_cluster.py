@@ -76,6 +76,20 @@ async def test_no_copies_are_called_whole_while_nobody_counts(metadata: ZooKeepe
     assert text.startswith("1 ledgers under-replicated, the oldest mark is ") and text.endswith(f"; {NOBODY_COUNTS}")
 
 
+async def test_ledgers_whose_marks_are_damaged_are_named(metadata: ZooKeeperMetadata, run: Run) -> None:
+    assert await metadata.auditor_election("w:1").is_elected()
+    for number in (7, 9):
+        path = LedgerPaths().underreplication.mark(LedgerId(number))
+        await metadata.zookeeper.create(path, b"what is this", parents=True)
+    says = (
+        "the marks of ledgers 7, 9 cannot be read or decoded, so these are not repaired: delete these marks "
+        "(docs/operations.md)"
+    )
+    text, state = await status_of(run)
+    assert (text, state["damaged_marks"]) == (f"2 ledgers under-replicated; {says}", [7, 9])
+    assert (await run("bookie", "ls"))[2] == says + "\n"
+
+
 async def test_copies_are_counted_while_a_recovery_process_runs_unless_repair_is_off(
     metadata: ZooKeeperMetadata, run: Run
 ) -> None:

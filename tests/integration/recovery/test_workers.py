@@ -343,6 +343,24 @@ async def test_a_mark_without_a_bookie_stays(bench: Bench) -> None:
     assert isinstance(failed := bench.events[0], RepairFailed) and "names no bookie" in failed.reason
 
 
+async def test_a_damaged_mark_is_named_and_others_are_repaired(bench: Bench, sessions: list[ZooKeeper]) -> None:
+    path = PATHS.underreplication.mark(ONE)
+    await sessions[0].create(path, b"what is this", parents=True)
+    await bench.marks.mark(TWO, {GONE}, 5)
+    async with bench.running():
+        await bench.until(lambda: len({event.name for event in bench.events}) == 2)
+        await bench.until_left({ONE})
+        await sessions[0].delete(path, ANY_VERSION)
+        await bench.marks.mark(ONE, {GONE}, 5)
+        await bench.until_left(set())
+    failed = next(event for event in bench.events if isinstance(event, RepairFailed))
+    assert failed.reason == (
+        f"its mark in ZooKeeper cannot be read or decoded, delete this znode (docs/operations.md): "
+        f"ledger={ONE} path={path}"
+    )
+    assert [event.ledger for event in bench.events if isinstance(event, MarkCompleted)] == [TWO, ONE]
+
+
 async def test_an_open_ledger_whose_bookie_is_back_waits_for_its_writer_and_is_read_once(bench: Bench) -> None:
     bench.metadata[ONE], bench.bad = OPEN, (BAD,)
     bench.result = lambda ledger: Repaired(ledger, waits="" if bench.metadata[ledger].is_closed else OPEN_LEDGER)

@@ -161,10 +161,13 @@ async def test_a_mark_that_cannot_be_decoded_hides_no_other(
     await tree.mark(FAR, {A, B}, 5)
     found = [marked async for page in tree.pages() for marked in page]
     assert [(marked.ledger, marked.mark) for marked in found] == [(ONE, None), (FAR, Mark((A, B), 5))]
-    with pytest.raises(DamagedError):
+    says = "its mark in ZooKeeper cannot be read or decoded, delete this znode (docs/operations.md): "
+    with pytest.raises(DamagedError) as raised:
         await tree.mark(ONE, {A}, 6)
+    assert raised.value.message.startswith(f"{says}ledger={ONE} path={MARK}: ")
     summary = await tree.summary()
     assert (summary.ledgers, summary.oldest_ctime_ms, summary.bookies) == (2, 5, {A: 1, B: 1})
+    assert summary.damaged == (ONE,)
 
 
 async def test_a_mark_that_may_not_be_read_hides_no_other_and_is_not_deleted(
