@@ -10,6 +10,7 @@ import enum
 from collections.abc import Mapping
 from functools import lru_cache
 
+from dlog.errors import DamagedError
 from dlog.events import LacMoved, SegmentStarted
 from dlog.log.allocation import SegmentAllocator
 from dlog.log.messages import STORE, SealSegment
@@ -20,7 +21,7 @@ from dlog.log.producer_table import ProducerTable
 from dlog.log.segment_deletion import SegmentDeleter
 from dlog.log.writing import EntryWriter
 from dlog.machine import Effect, Emit, Send
-from dlog.model.ids import NO_ENTRY, SegmentNumber, Txid
+from dlog.model.ids import NO_ENTRY, SEGMENT_MAX, TXID_END_OF_STREAM, SegmentNumber, Txid
 from dlog.model.segment import Location, Segment, StreamKey, StreamMetadata
 from dlog.model.window import window_for
 from dlog.ownership.claim import Claim, Claimant, ClaimOptions
@@ -60,6 +61,18 @@ TRANSITIONS: dict[Phase, set[Phase]] = {
 _HELD = (Phase.SERVING, Phase.DRAINING, Phase.CLOSING, Phase.RECOVERING, Phase.SEALED, Phase.RELEASING)
 
 
+def refusal_to_own(value: StreamMetadata) -> DamagedError | None:
+    """Why no owner can begin a segment of this stream, whatever its segments in progress hold; None: one can, or need
+    not. Every claim of such a stream would be lost again, and the next request would make another one."""
+    lowest = value.next_number({segment.number for segment in value.in_progress})
+    if lowest <= SEGMENT_MAX or value.max_txid == TXID_END_OF_STREAM:
+        return None
+    return DamagedError(
+        f"the stream has no segment number left, so a znode of it is damaged: restore it from a backup, or copy the "
+        f"stream to a new one: stream={value.name} last={lowest - 1} limit={SEGMENT_MAX}"
+    )
+
+
 class OwnerContext:
     """State of one owner. stores: capabilities by name. out: effects of the fact being handled, in order. register: the
     stream's metadata, set by `hold`. is_holding: writes wait and no segment is started; stages are being imported,
@@ -89,7 +102,8 @@ class OwnerContext:
         self.options = options
         self.stores = stores
         self.phase = Phase.IDLE
-        self.claim = Claim(key, claimant, _claim_options(options.answer_timeout_s, options.retry_after_s))
+        claim_options = _claim_options(options.answer_timeout_s, options.retry_after_s)
+        self.claim = Claim(key, claimant, claim_options, refusal_to_own)
         self.table = ProducerTable(options.producers_max, options.window_min)
         self.writing = EntryWriter(self.stream, self.table, options)
         self.allocation = SegmentAllocator(options)

@@ -23,6 +23,7 @@ NO_TXID = Txid(-1)
 TXID_MAX = 2**63 - 2  # 2**63 - 1 marks the end of a stream
 TXID_END_OF_STREAM = Txid(2**63 - 1)
 SEGMENT_FIRST = SegmentNumber(1)
+SEGMENT_MAX = SegmentNumber(10**18 - 1)  # a segment's number has 18 digits in its znode's name
 
 _NOT_QUOTED = str.maketrans({character: f"%{ord(character):02X}" for character in "-.~"})  # by `quote`
 _NAME_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*\Z")

@@ -14,6 +14,7 @@ Source: ours; docs/decisions/0004.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dlog.errors import DLogError, OwnedElsewhereError, StreamNotFoundError
@@ -49,10 +50,14 @@ class ClaimState(enum.Enum):
 
 
 class Claim:
-    """One claim, from the first request to its loss. A new claim needs a new Claim and a new nonce."""
+    """One claim, from the first request to its loss. A new claim needs a new Claim and a new nonce.
+
+    refusal: why a stream with this metadata must not be claimed; asked before each write, so that it stays as it is.
+    """
 
     __slots__ = (
         "_base",
+        "_refusal",
         "_update",
         "claimant",
         "epoch",
@@ -65,7 +70,14 @@ class Claim:
         "state",
     )
 
-    def __init__(self, key: StreamKey, claimant: Claimant, options: ClaimOptions) -> None:
+    def __init__(
+        self,
+        key: StreamKey,
+        claimant: Claimant,
+        options: ClaimOptions,
+        refusal: Callable[[StreamMetadata], DLogError | None] = lambda _: None,
+    ) -> None:
+        self._refusal = refusal
         self.key = key
         self.claimant = claimant
         self.state = ClaimState.IDLE
@@ -148,10 +160,12 @@ class Claim:
             return
         if self._base is None:
             self._base = value.owner.epoch
-        if value.owner.epoch == self._base:
-            self._write(value, out)
-        else:
+        if value.owner.epoch != self._base:
             self.observe(value)
+        elif error := self._refusal(value):
+            self._lose(error)
+        else:
+            self._write(value, out)
 
     def _write(self, value: StreamMetadata, out: list[Effect]) -> None:
         self.previous = value.owner

@@ -29,7 +29,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from dlog.errors import DamagedError, InvalidRequestError, UnsupportedVersionError
-from dlog.model.ids import NO_ENTRY, NO_TXID, EntryId, Epoch, ProxyId, SegmentNumber, Txid
+from dlog.model.ids import NO_ENTRY, NO_TXID, SEGMENT_MAX, EntryId, Epoch, ProxyId, SegmentNumber, Txid
 from dlog.model.segment import Location, Owner, Segment, StoreSettings, StreamSettings, Truncation
 from dlog.model.sink import SinkBatch, SinkRecord
 
@@ -44,7 +44,6 @@ _INTEGER = re.compile(r"-?[0-9]{1,19}\Z", re.ASCII)
 _NAME = re.compile(r"(inprogress|logrecs)_([0-9]{18})\Z", re.ASCII)
 INCARNATION_NAME = re.compile(r"[0-9A-Za-z]{1,64}\Z", re.ASCII)
 _NUMBERS_END = 2**63
-_SEGMENTS_END = 10**18  # a segment's number has 18 digits in its znode's name
 _RECORDS_END = 2**32
 _TAIL = {2: 0, 3: 2, 4: 2, 5: 3}
 _LEDGER = "ledger"
@@ -74,7 +73,7 @@ def encode_segment(segment: Segment) -> bytes:
     """Data of the segment's znode, in the segment's own format version (5 for new segments). Raises DamagedError."""
     version = segment.version
     assert version in _VERSIONS, "segments have versions 2 to 5"
-    _check_bound("segment number", segment.number, _SEGMENTS_END)
+    _check_bound("segment number", segment.number, SEGMENT_MAX + 1)
     _check_bound("start sequence id", segment.start_sequence_id, _NUMBERS_END)
     _check_bound("record count", segment.record_count, _RECORDS_END)
     f0 = version | segment.truncation << 8 | segment.region << 28
