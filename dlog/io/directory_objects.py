@@ -26,6 +26,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 from dlog.io.disk import RealFile
+from dlog.io.file_errors import remedy_for
 from dlog.stores.contract import (
     MisconfiguredError,
     SegmentNotFoundError,
@@ -334,5 +335,5 @@ def _store_error(path: Path, error: OSError) -> StoreError:
         if path.parent.is_dir():
             return SegmentNotFoundError(f"no such object: location=file://{path}")
         return StoreUnavailableError(f"the directory is missing, is it mounted on this machine? path={path.parent}")
-    text = f"{(error.strerror or str(error)).lower()}: location=file://{path}"
+    text = f"{(error.strerror or str(error)).lower()}, {remedy_for(error)}: location=file://{path}"
     return MisconfiguredError(text) if error.errno in _REFUSED else StoreUnavailableError(text)

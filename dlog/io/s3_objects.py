@@ -402,7 +402,9 @@ def _errors(location: Location | str) -> Iterator[None]:
         hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or s3_access_key and s3_secret_key of the section"
         raise MisconfiguredError(f"{error}; {hint}: location={location}") from error
     except (BotoCoreError, HttpError, OSError, TimeoutError) as error:
-        raise StoreUnavailableError(f"S3 cannot be reached: {error}: location={location}") from error
+        raise StoreUnavailableError(
+            f"S3 cannot be reached, check that it runs and s3_endpoint: {error}: location={location}"
+        ) from error
 
 
 def _error_of(error: Mapping[str, Any], location: Location | str) -> Exception:

@@ -563,9 +563,6 @@ class StreamOwnerMachine:
 
     def _store_failed(self, failed: StoreFailed) -> None:
         t, question, error = self._context, failed.question, failed.error
-        is_refused = isinstance(question, CreateSegment) and isinstance(error, MisconfiguredError)
-        if is_refused or isinstance(error, StoreTooSmallError | StoreOutOfReachError):
-            self._takeover.stall(error)
         match question:
             case AppendEntry(number) | SealSegment(number):
                 segment = t.writing.current
@@ -586,6 +583,9 @@ class StreamOwnerMachine:
             case DeleteSegment():
                 self._truncating.deleted(t.disposal.failed(question, error))
                 t.out += t.disposal.later()
+        is_refused = isinstance(question, CreateSegment) and isinstance(error, MisconfiguredError)
+        if is_refused or isinstance(error, StoreTooSmallError | StoreOutOfReachError):
+            self._takeover.stall(error)
 
     def _store_lost(self) -> None:
         t = self._context

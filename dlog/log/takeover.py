@@ -126,8 +126,8 @@ class Takeover:
 
     def stall(self, error: DLogError) -> None:
         """The store has too few bookies for recovery or for a new segment, is out of reach, or refuses new segments for
-        its settings. Refuse waiting batches, which may be sent again, and keep trying. While serving, do nothing: the
-        current segment grows beyond its size."""
+        its settings. Refuse waiting batches, which may be sent again, tell the reason to those in flight, which may be
+        written, and keep trying. While serving, do nothing: the current segment grows beyond its size."""
         t = self._context
         if t.phase is not Phase.RECOVERING:
             return
@@ -136,6 +136,8 @@ class Takeover:
         kind = NotEnoughBookiesError if needs_bookies else UnavailableError
         self.obstacle = kind(f"not written, no segment to write to: {error.message}")
         t.writing.refuse_waiting(self.obstacle, t.out)
+        in_doubt = kind(f"may be written, the store has not confirmed it: {error.message}", outcome_unknown=True)
+        t.writing.report_in_doubt(in_doubt, t.out)
         t.out.extend(Answer(ticket, self.obstacle) for ticket, _ in self.early)
         self.early.clear()
         self.early_bytes = 0

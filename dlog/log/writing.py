@@ -221,8 +221,8 @@ class EntryWriter:
             self.written_bytes += size
             self.written_records += count
             dlsn, txid = of(number, entry, batch.slot), Txid(batch.txid)
-            tickets = batch.tickets
-            out.append(Answer(tickets[0], BatchWritten(dlsn, count, txid, False, window)))
+            tickets = batch.tickets  # none: see report_in_doubt
+            out.extend(Answer(ticket, BatchWritten(dlsn, count, txid, False, window)) for ticket in tickets[:1])
             if len(tickets) > 1:
                 repeated = BatchWritten(dlsn, count, txid, True, window)
                 out.extend(Answer(ticket, repeated) for ticket in tickets[1:])
@@ -291,6 +291,14 @@ class EntryWriter:
             out.extend(Answer(ticket, error) for ticket in batch.tickets)
         self._waiting.clear()
         self._waiting_bytes = 0
+
+    def report_in_doubt(self, error: DLogError, out: list[Effect]) -> None:
+        """Answer the batches in flight with this error of unknown outcome. They stay in flight: a recovery decides
+        about them, and a repetition waits for it."""
+        for pending in self._inflight:
+            for batch in pending.batches:
+                out.extend(Answer(ticket, error) for ticket in batch.tickets)
+                batch.tickets.clear()
 
     def fail_all(self, error: DLogError, unknown: DLogError, out: list[Effect]) -> None:
         """Fail every batch. unknown: the error for those whose entry is in flight."""

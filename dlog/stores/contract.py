@@ -94,8 +94,8 @@ class StoreTooSmallError(StoreUnavailableError):
 
 
 class StoreOutOfReachError(StoreUnavailableError):
-    """The store does not answer, or what answers at its address does not have this cluster's segments; retrying fails
-    until that is mended."""
+    """The store does not answer, has no space left, or what answers at its address does not have this cluster's
+    segments; retrying fails until that is mended."""
 
 
 class EntryTooLargeError(StoreError):

@@ -37,6 +37,7 @@ from dlog.stores.contract import (
     SegmentSealedError,
     SegmentStat,
     StoreError,
+    StoreOutOfReachError,
     StoreUnavailableError,
     Verification,
     append_refusal,
@@ -46,7 +47,7 @@ from dlog.stores.contract import (
 from dlog.stores.file.format import ENTRY_BYTES_MAX, NONCE_BYTES, End, Header, encode_entry_head
 from dlog.stores.file.options import FILE_SETTINGS, NAME, FileStoreOptions
 from dlog.stores.file.segment_files import Appender, Disk, EntryOffsets, File, SegmentFiles, locations, read_entries
-from dlog.stores.file.space import Reserve, Space
+from dlog.stores.file.space import NO_SPACE, Reserve, Space
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -228,9 +229,7 @@ class FileStore:
             marker = f"{self.options.directory}/{MARKER}"
             if await self.threads.run(self.disk.exists, marker):
                 raise
-            raise StoreUnavailableError(
-                f"the directory of segments is missing, mount its disk: file={marker}"
-            ) from None
+            raise StoreOutOfReachError(f"the directory of segments is missing, mount its disk: file={marker}") from None
 
     def _files(self, location: str) -> SegmentFiles:
         draft_id = f"{self._rng.getrandbits(64):016x}"
@@ -517,6 +516,10 @@ def _os_errors(location: str, *, reading: bool) -> Iterator[None]:
         what = f"{(error.strerror or str(error)).lower()}: store=file location={location}"
         if reading and error.errno == errno.EIO:
             raise SegmentCorruptError(f"the disk cannot read the segment, see dmesg: {what}") from error
+        if error.errno in NO_SPACE:
+            raise StoreOutOfReachError(
+                f"free space on the disk of the segments: {what}", outcome_unknown=True
+            ) from error
         raise StoreUnavailableError(what, outcome_unknown=True) from error
 
 

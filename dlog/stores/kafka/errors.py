@@ -52,4 +52,5 @@ def writer_error(error: DLogError, location: str) -> StoreError:
         return SegmentFencedError(message)
     if isinstance(error, UnauthorizedError | UnsafeTopicError):
         return MisconfiguredError(message, outcome_unknown=True)
-    return StoreUnavailableError(message, outcome_unknown=True)
+    kind = StoreOutOfReachError if isinstance(error, UnavailableError) else StoreUnavailableError
+    return kind(message, outcome_unknown=True)

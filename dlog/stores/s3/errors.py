@@ -10,6 +10,7 @@ from dlog.stores.contract import (
     SegmentFencedError,
     SegmentNotFoundError,
     StoreError,
+    StoreOutOfReachError,
     StoreUnavailableError,
 )
 
@@ -27,7 +28,10 @@ def store_error(error: DLogError) -> StoreError:
     unknown = error.outcome_unknown
     kind: type[StoreError] = StoreUnavailableError
     if isinstance(error, NodeEndedError):
-        kind = SegmentFencedError if is_fence(error.__cause__) else StoreUnavailableError
+        if is_fence(error.__cause__):
+            kind = SegmentFencedError
+        elif isinstance(error.__cause__, StoreOutOfReachError):  # of the log
+            kind = StoreOutOfReachError
     elif isinstance(error, FencedError):
         kind = SegmentFencedError
     elif isinstance(error, ObjectStreamNotFoundError | TruncatedError):

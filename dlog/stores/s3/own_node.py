@@ -14,7 +14,7 @@ from functools import partial
 from random import Random
 
 from dlog.errors import DLogError
-from dlog.events import Event, NodeEnded
+from dlog.events import Event, NodeEnded, ObjectsUploaded, UploadStalled
 from dlog.model.object_streams import NodeEpoch, NodeId, ObjectStreamId
 from dlog.objects.node import ObjectNode
 from dlog.objects.node_messages import StartNode
@@ -80,6 +80,7 @@ class OwnNode:
     ) -> None:
         self.node = node
         self.figures = NodeFigures()
+        self.upload_obstacle = ""  # why the last upload is tried again; empty: one succeeded since
         self._metadata = metadata
         self._new_wal = new_wal
         self._writes = writes
@@ -200,6 +201,10 @@ class OwnNode:
     def _on_node_event(self, over: asyncio.Event, event: Event) -> None:
         if isinstance(event, NodeEnded):
             over.set()
+        elif isinstance(event, UploadStalled):
+            self.upload_obstacle = event.reason
+        elif isinstance(event, ObjectsUploaded):
+            self.upload_obstacle = ""
         self._on_event(event)
 
     def _change(self) -> None:

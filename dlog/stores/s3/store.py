@@ -41,6 +41,7 @@ from dlog.stores.contract import (
     SegmentStat,
     SegmentStore,
     StoreError,
+    StoreOutOfReachError,
     StoreUnavailableError,
     Verification,
 )
@@ -244,7 +245,7 @@ class S3Store:
                 return await self._create(node, key, max(0.1, end_s - loop.time()))
             except (SegmentFencedError, SegmentNotFoundError, StoreUnavailableError) as error:
                 if loop.time() >= end_s:
-                    raise StoreUnavailableError(error.message, outcome_unknown=False) from error
+                    raise StoreOutOfReachError(error.message, outcome_unknown=False) from error
             await asyncio.sleep(0.05)
             with suppress(StoreError):
                 await self.metadata.fresh()  # another process may have taken over the node's work
@@ -256,7 +257,10 @@ class S3Store:
         if self.node is not None:  # a take-over creates a segment next: what that needs begins beside the recovery
             self.node.begin()
             self._storage.begin()
-        found = await self._decide(place)
+        try:
+            found = await self._decide(place)
+        except StoreUnavailableError as error:  # it was tried for long
+            raise StoreOutOfReachError(error.message) from error
         assert found.end is not None
         return RecoveredSegment(EntryId(found.end - found.start - 1), self._last_payloads(place, found))
 

@@ -23,6 +23,7 @@ from dlog.stores.contract import (
     Buffer,
     SegmentFencedError,
     StoreError,
+    StoreOutOfReachError,
     StoreUnavailableError,
     append_refusal,
     copy_error,
@@ -209,12 +210,10 @@ class S3Writer:
             self._blocked_s = now_s
         if not self._sent:
             if now_s - self._blocked_s > self._store.options.retry_s:
-                self._end(
-                    StoreUnavailableError(
-                        f"too much is not uploaded, and uploads make no progress: location={self.name}",
-                        outcome_unknown=False,
-                    )
-                )
+                node = self._store.node
+                why = (node.upload_obstacle if node is not None else "") or "they are slow"
+                text = f"too much is not uploaded, and uploads make no progress: {why}: location={self.name}"
+                self._end(StoreOutOfReachError(text, outcome_unknown=False))
             else:
                 self._plan_again()
 

@@ -33,7 +33,9 @@ class ObjectsOptions(ObjectStorageOptions):
     chunk_bytes_max: int = option(8 * MiB, "bytes of entries in an object; then the next one begins")
     linger_s: float = option(0.05, "how long an entry waits for others of its segment while an object is on its way")
     puts_per_s: float = option(100.0, "objects of entries created in a second, at most, of all segments together")
-    retry_s: float = option(30.0, "how long an object is tried to be created; then a new segment begins")
+    retry_s: float = option(
+        20.0, "how long a request that a writer waits for is tried; then its clients are told why, and it goes on"
+    )
     poll_min_s: float = option(0.05, "first wait for entries that another process appends; doubles up to poll_max_s")
     poll_max_s: float = option(2.0, "longest wait before the storage is asked again")
     fetches_max: int = option(16, "reads at a time")

@@ -22,11 +22,11 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from random import Random
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from dlog.errors import ConfigError, DamagedError, DLogError
 from dlog.events import Event
@@ -87,6 +87,7 @@ from dlog.stores.contract import (
     Buffer,
     Capabilities,
     MisconfiguredError,
+    ReaderClosedError,
     RecoveredSegment,
     SegmentCorruptError,
     SegmentNotFoundError,
@@ -96,6 +97,7 @@ from dlog.stores.contract import (
     StoreOutOfReachError,
     StoreUnavailableError,
     Verification,
+    copy_error,
 )
 from dlog.stores.object_storage.async_lru_cache import AsyncLruCache
 from dlog.stores.object_storage.locations import MARKER, Location, parse_location
@@ -136,6 +138,8 @@ PUTS_IN_FLIGHT = 8  # of a segment, see IN_FLIGHT_MAX of the chain
 LAST_PAYLOADS = 3  # that a recovery returns, if they are at hand
 SEGMENTS = "segments"
 _RETRY_FIRST_S, _RETRY_MAX_S = 0.05, 2.0
+
+T = TypeVar("T")
 
 
 class FindFolder(Protocol):
@@ -234,9 +238,7 @@ class S3DirectStore:
         self, stream: StreamName, number: SegmentNumber, epoch: Epoch, settings: StoreSettings
     ) -> S3DirectWriter:
         self.settings.complete(dict(settings))
-        folder = await self.cluster_folder(creates=self._creates)
-        await self._check_marker(folder)
-        await self._probe(folder)
+        folder = await self._reach(self._fit_folder)
         chain = Chain(folder.below(SEGMENTS), f"{self._rng.getrandbits(128):032x}")
         description = Description(stream, number, epoch)
         writer = S3DirectWriter(self, chain, description, self._rng.randbytes(NONCE_BYTES))
@@ -245,7 +247,7 @@ class S3DirectStore:
         return writer
 
     async def recover(self, ref: SegmentRef) -> RecoveredSegment:
-        chain = await self._chain(ref.name)
+        chain = await self._reach(partial(self._chain, ref.name))
         found = await self._find(chain, is_recovery=True)
         self.ended(ref.stream, chain.name)
         return RecoveredSegment(EntryId(found.end - 1), await self._last_payloads(chain, found))
@@ -350,8 +352,7 @@ class S3DirectStore:
                     case ReadCopy():
                         fact = CopyRead(await self._read_copy(chain, nonce, machine.heads))
                     case CreateIndex(heads):
-                        data = encode_index(make_index(nonce, heads))
-                        fact = IndexPut(await self._create(chain, chain.index, [data], INDEX_HEAD_BYTES))
+                        fact = IndexPut(await self._create_index(chain, encode_index(make_index(nonce, heads))))
                     case SeekBegin():
                         fact = BeginSought(await self._exists(chain))
                     case DeleteCopy(with_index):
@@ -417,7 +418,8 @@ class S3DirectStore:
     async def create_chunk(self, chain: Chain, number: int, parts: Sequence[Buffer], *, waits: bool) -> Put:
         """Create a chunk; the same bytes are sent again until it is certain whether it was, up to a deadline.
 
-        waits: for the budget. Raises MisconfiguredError. Cancelling stops the wait only.
+        waits: for the budget. Raises MisconfiguredError, StoreOutOfReachError (outcome unknown). Cancelling stops the
+        wait only.
         """
         if waits:
             await self.budget.take()
@@ -426,22 +428,42 @@ class S3DirectStore:
         return await self._create(chain, chain.place(number), parts, HEAD_BYTES)
 
     async def _create(self, chain: Chain, location: Location, parts: Sequence[Buffer], head_bytes: int) -> Put:
-        now_s: Callable[[], float] = asyncio.get_running_loop().time
-        end_s, delay_s = now_s() + self.options.retry_s, _RETRY_FIRST_S
-        while True:
-            try:
-                created = await self.objects.create_if_absent(
-                    location, parts, head_bytes=head_bytes, marker=chain.segments.parent.below(MARKER)
-                )
-            except SegmentNotFoundError:
-                return Put.EXISTS  # another process's chunk was there, and was deleted with the segment
-            except StoreUnavailableError:
-                if now_s() + delay_s > end_s:
-                    return Put.UNKNOWN
-                await asyncio.sleep(delay_s * self._rng.uniform(0.5, 1.0))
-                delay_s = min(2 * delay_s, _RETRY_MAX_S)
-            else:
-                return Put.MADE if created is Creation.MADE else Put.EXISTS
+        marker = chain.segments.parent.below(MARKER)
+        creating = partial(self.objects.create_if_absent, location, parts, head_bytes=head_bytes, marker=marker)
+        try:
+            created = await self._reach(creating, repeats=True)
+        except SegmentNotFoundError:
+            return Put.EXISTS  # another process's chunk was there, and was deleted with the segment
+        except StoreOutOfReachError as error:
+            raise copy_error(error, outcome_unknown=True) from error
+        return Put.MADE if created is Creation.MADE else Put.EXISTS
+
+    async def _create_index(self, chain: Chain, data: bytes) -> Put:
+        try:
+            return await self._create(chain, chain.index, [data], INDEX_HEAD_BYTES)
+        except StoreOutOfReachError:
+            return Put.UNKNOWN
+
+    async def _reach(self, request: Callable[[], Awaitable[T]], *, repeats: bool = False) -> T:
+        """Send a request with a deadline. repeats: again until then, while the storage cannot be reached. Raises
+        StoreOutOfReachError with the last failure if it cannot, and what the request raises otherwise."""
+        delay_s, why = _RETRY_FIRST_S, "it does not answer, or says that it is busy"
+        try:
+            async with asyncio.timeout(self.options.retry_s):
+                while True:
+                    try:
+                        return await request()
+                    except (StoreOutOfReachError, ReaderClosedError):
+                        raise
+                    except StoreUnavailableError as error:
+                        why = error.message
+                    if not repeats:
+                        break
+                    await asyncio.sleep(delay_s * self._rng.uniform(0.5, 1.0))
+                    delay_s = min(2 * delay_s, _RETRY_MAX_S)
+        except TimeoutError:
+            pass
+        raise StoreOutOfReachError(f"the object storage cannot be used, mend it: {why}: root={self.options.root}")
 
     async def find_tail_of(self, chain: Chain) -> TailFound:
         """The tail, in O(log n) requests. Raises StoreError."""
@@ -459,7 +481,7 @@ class S3DirectStore:
         """The folder of this cluster's objects, for the store `s3` as well. creates: make it if there never was one.
         Raises StoreError."""
         if not self._is_open:
-            raise StoreUnavailableError(f"the store is closed, open another one: store={NAME}")
+            raise ReaderClosedError(f"the store is closed, open another one: store={NAME}")
         if self._folder is None:
             try:
                 self._folder = await self._find_folder(creates=creates)
@@ -495,6 +517,13 @@ class S3DirectStore:
 
     # ---- internal ---------------------------------------------------------------------------------------------------
 
+    async def _fit_folder(self) -> Location:
+        """The cluster's folder, once it is certain that segments can be created there. Raises StoreError."""
+        folder = await self.cluster_folder(creates=self._creates)
+        await self._check_marker(folder)
+        await self._probe(folder)
+        return folder
+
     async def _check_marker(self, folder: Location) -> None:
         """Raise StoreOutOfReachError unless this cluster's marker is there."""
         text = marker_text(folder.name)
@@ -502,6 +531,10 @@ class S3DirectStore:
             found = await self.objects.read(folder.below(MARKER), 0, len(text) + 1)
         except SegmentNotFoundError:
             found = b""
+        except StoreUnavailableError as error:
+            if folder.scheme != "file":
+                raise
+            raise StoreOutOfReachError(f"{wrong_root(folder)} ({error.message})") from error
         if found != text:
             raise StoreOutOfReachError(wrong_root(folder))
 
@@ -547,8 +580,10 @@ class S3DirectStore:
         return found
 
     async def _find(self, chain: Chain, *, is_recovery: bool) -> TailFound:
-        """Run the state machine that finds the tail; as a recovery it ends the segment there. Raises StoreError."""
+        """Run the state machine that finds the tail; as a recovery it ends the segment there, and each of its requests
+        has a deadline. Raises StoreError."""
         nonce = self._rng.randbytes(NONCE_BYTES)
+        reach = self._reach if is_recovery else _once
         machine, effects = ChainTail(is_recovery).begin()
         try:
             while True:
@@ -556,14 +591,12 @@ class S3DirectStore:
                 fact: Listed | HeadsRead | ChunkPut
                 match effect:
                     case ListBehind(number):
-                        fact = Listed(number, await self.reads.numbers_behind(chain, number, PAGE))
+                        fact = Listed(number, await reach(partial(self.reads.numbers_behind, chain, number, PAGE)))
                     case ReadHeads(numbers):
-                        reading = self.cache.start(partial(self.reads.heads, chain, numbers), f"heads of {chain.name}")
-                        seeking = self.cache.start(partial(self.reads.index, chain), f"index of {chain.name}")
-                        await self._begin(chain)
-                        if (index := await seeking) is not None:
-                            return tail_of(index)
-                        fact = HeadsRead(await reading)
+                        heads = await reach(partial(self._read_heads, chain, numbers))
+                        if isinstance(heads, ChunkIndex):
+                            return tail_of(heads)
+                        fact = HeadsRead(heads)
                     case CreateChunk(number):
                         made = await self._create_fence(chain, effect, nonce, machine.payload_bytes)
                         fact = ChunkPut(number, made)
@@ -581,6 +614,15 @@ class S3DirectStore:
             raise SegmentCorruptError(f"{error.message}: folder={chain.folder}") from error
         except SegmentNotFoundError as error:
             raise await self.missing(chain) from error
+
+    async def _read_heads(self, chain: Chain, numbers: Sequence[int]) -> tuple[ChunkHead, ...] | ChunkIndex:
+        """The heads of chunks; the index instead, if the segment is merged. Checks that it exists."""
+        reading = self.cache.start(partial(self.reads.heads, chain, numbers), f"heads of {chain.name}")
+        seeking = self.cache.start(partial(self.reads.index, chain), f"index of {chain.name}")
+        await self._begin(chain)
+        if (index := await seeking) is not None:
+            return index
+        return await reading
 
     async def _create_fence(self, chain: Chain, effect: CreateChunk, nonce: bytes, bytes_before: int) -> Put:
         parts = encode_chunk(
@@ -688,6 +730,10 @@ class S3DirectStore:
         reason = "the payload's checksum does not match"
         entries = range(start.head.first, start.head.end)
         return [(EntryId(one), reason) for one in entries if not await self.reads.payloads(chain, start, one, one, 0)]
+
+
+async def _once(request: Callable[[], Awaitable[T]]) -> T:
+    return await request()
 
 
 def tail_of(index: ChunkIndex) -> TailFound:

@@ -16,7 +16,7 @@ from dlog.io.reserve import SpaceReserve
 from dlog.io.threads import RealThreads
 from dlog.model.ids import Epoch, SegmentNumber, StreamName
 from dlog.options import KiB
-from dlog.stores.contract import SegmentStore, StoreUnavailableError
+from dlog.stores.contract import SegmentStore, StoreOutOfReachError
 from dlog.stores.file.options import FileStoreOptions
 from dlog.stores.file.store import FileStore
 from tests.integration.stores.contract import OpenStore, StoreContract
@@ -51,7 +51,10 @@ async def test_a_store_without_space_for_more_than_ending_segments_says_so(tmp_p
     await store.open()
     try:
         for _ in range(2):
-            with pytest.raises(StoreUnavailableError, match="no space left on device for more than ending segments"):
+            with pytest.raises(
+                StoreOutOfReachError,
+                match="free space on the disk of the segments: no space left on device for more than ending segments",
+            ):
                 await store.create(StreamName("s"), SegmentNumber(1), Epoch(1), ())
     finally:
         await store.close()

@@ -142,7 +142,7 @@ class TestOnS3WithFaults(StoreContract):
 
 async def test_a_request_that_arrives_after_its_segment_was_deleted_is_an_orphan_and_no_entry(s3: Storage) -> None:
     async with S3FaultProxy(s3.environment["DLOG_COLD_S3_ENDPOINT"]) as proxy, Stores(on_s3(s3)) as stores:
-        slow = await stores.open(s3_endpoint=proxy.endpoint, retry_s=0.1)
+        slow = await stores.open(s3_endpoint=proxy.endpoint, retry_s=2.0)
         writer = await slow.create(StreamName("s"), SegmentNumber(1), Epoch(1), ())
         ref = SegmentRef(StreamName("s"), SegmentNumber(1), writer.name)
         await writer.append(EntryId(0), [b"confirmed"])
@@ -171,7 +171,7 @@ async def test_a_wrong_bucket_and_wrong_keys_are_told_and_nothing_counts_as_dele
         cases: list[tuple[dict[str, Any], type[StoreError]]] = [
             ({"root": "s3://another/logs"}, MisconfiguredError),
             ({"s3_secret_key": "wrong"}, MisconfiguredError),
-            ({"s3_endpoint": f"http://{HOST}:{free_port()}"}, StoreUnavailableError),
+            ({"s3_endpoint": f"http://{HOST}:{free_port()}", "retry_s": 1.0}, StoreUnavailableError),
         ]
         for changes, error in cases:
             wrong = await stores.open(**changes)

@@ -524,6 +524,59 @@ def test_while_the_store_is_out_of_reach_who_waits_hears_so_and_may_come_again()
     assert isinstance(owner.ask(batch(1, txid=20)), BatchWritten)
 
 
+@pytest.mark.parametrize("landed", [True, False])
+def test_what_is_in_flight_when_the_store_fails_hears_the_reason_and_is_written_once(landed: bool) -> None:
+    stage = Stage()
+    owner = stage.taken("p1", stores=stores(entries_in_flight=1))
+    stage.hold(AppendEntry)
+    first, second = batch(0, txid=10), batch(1, txid=20)
+    assert owner.ask(first) is None and owner.ask(second) is None
+    append = owner.sent[-1]
+    assert isinstance(append, AppendEntry)
+    if landed:
+        stage.store(owner, append)
+    stage.held.clear()
+    stage.holding = ()
+    stage.cannot_end = error = StoreOutOfReachError("no space left on device", outcome_unknown=True)
+    owner.post(Received(STORE, StoreFailed(append, error)))
+    in_doubt, refused = owner.answers[2], owner.answers[3]
+    assert (type(in_doubt), in_doubt.remedy, in_doubt.outcome_unknown) == (UnavailableError, Remedy.RETRY, True)
+    assert in_doubt.message == "may be written, the store has not confirmed it: no space left on device"
+    assert refused.message == "not written, no segment to write to: no space left on device"
+    assert (type(refused), refused.remedy, refused.outcome_unknown) == (UnavailableError, Remedy.RETRY, False)
+    assert owner.ask(batch(0, txid=10, retry=True)) is None, "it waits for the recovery"
+    owner.fire("recovery")
+    assert owner.answers[4].message == in_doubt.message, "told again, while it lasts"
+    assert owner.ask(batch(0, txid=10, retry=True)) is None
+    stage.cannot_end = None
+    owner.fire("recovery")
+    written = owner.answers[5]
+    assert isinstance(written, BatchWritten)
+    assert (written.dlsn, written.txid) == (of(1, 0, 0), 10)
+    assert owner.ask(second).txid == 20
+    reader = stage.taken("p2")
+    assert reader.ask(batch(0, txid=10, retry=True)).dlsn == written.dlsn
+    assert stage.value.segments[0].record_count == (1 if landed else 2)
+
+
+def test_what_nobody_waits_for_after_a_failure_of_the_store_is_written_and_known() -> None:
+    stage = Stage()
+    owner = stage.taken("p1")
+    stage.hold(AppendEntry)
+    owner.ask(batch(0))
+    append = owner.sent[-1]
+    stage.store(owner, append)
+    stage.held.clear()
+    stage.holding = ()
+    stage.cannot_end = error = StoreOutOfReachError("no answer", outcome_unknown=True)
+    owner.post(Received(STORE, StoreFailed(append, error)))
+    assert owner.answers[2].outcome_unknown
+    stage.cannot_end = None
+    owner.fire("recovery")
+    repeated = owner.ask(batch(0, retry=True))
+    assert isinstance(repeated, BatchWritten) and repeated.duplicate
+
+
 def test_while_the_store_refuses_new_segments_who_waits_hears_why_and_may_come_again() -> None:
     """Kafka denies a topic, or has one that could lose records. It is mended outside of the stream."""
     stage = Stage()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dlog.errors import ConfigError, Remedy
+from dlog.errors import ConfigError, Remedy, UnavailableError
 from dlog.io import kafka_store
 from dlog.io.kafka_settings import KafkaOptions
 from dlog.io.kafka_store import open_kafka_store
@@ -17,6 +17,7 @@ from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
 from dlog.region.messages import Topic
 from dlog.region.names import topic_names
 from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreOutOfReachError
+from dlog.stores.kafka.errors import writer_error
 from dlog.stores.kafka.locations import parse_location
 from dlog.stores.kafka.segment_writer import KafkaSegmentWriter
 from dlog.stores.kafka.store import KafkaStore, TableDescription
@@ -105,6 +106,13 @@ async def test_topics_that_do_not_answer_now_keep_no_process_from_starting(monke
     async with open_kafka_store(options, cluster.read, cluster.record, random.Random(1), creates=True) as store:
         with pytest.raises(StoreOutOfReachError):
             await store.check_topics()
+
+
+def test_a_writer_whose_topics_do_not_answer_tells_so_with_an_unknown_outcome() -> None:
+    """The owner tells a StoreOutOfReachError to the clients that wait."""
+    error = writer_error(UnavailableError("no broker answers"), "3/1@0")
+    assert (type(error), error.outcome_unknown) == (StoreOutOfReachError, True)
+    assert "no broker answers" in error.message
 
 
 async def test_a_directory_is_always_synced(cluster: Cluster) -> None:

@@ -30,6 +30,7 @@ from dlog.stores.contract import (
     SegmentFencedError,
     SegmentNotFoundError,
     SegmentRef,
+    StoreOutOfReachError,
     StoreUnavailableError,
 )
 from dlog.stores.object_storage.locations import Location, parse_root
@@ -503,7 +504,7 @@ async def test_a_node_without_room_lets_appends_wait_and_ends_the_segment_only_a
     writer, ref = await cluster.segment(impatient)
     cluster.objects.is_full = True
     appends = [writer.append(EntryId(number), [b"x" * 30_000]) for number in range(6)]
-    with pytest.raises(StoreUnavailableError, match="not uploaded") as raised:
+    with pytest.raises(StoreOutOfReachError, match=r"not uploaded, and uploads make no progress: .*no room") as raised:
         await appends[-1]
     assert not raised.value.outcome_unknown
     cluster.objects.is_full = False

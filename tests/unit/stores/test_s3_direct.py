@@ -114,7 +114,7 @@ class Cluster:
         self.name = self.name or name
 
     async def store(self, *, creates: bool = True, **changes: object) -> S3DirectStore:
-        fixed: dict[str, object] = {"root": str(ROOT), "linger_s": 0.0, "retry_s": 0.2, "puts_per_s": 1e6}
+        fixed: dict[str, object] = {"root": str(ROOT), "linger_s": 0.0, "retry_s": 5.0, "puts_per_s": 1e6}
         options = ObjectsOptions(**{**fixed, "merges": False, **changes})  # type: ignore[arg-type]
         find = folder_finder(self.objects, ROOT, self.read, self.record, self._rng)
         rng = random.Random(self._rng.random())
@@ -227,13 +227,40 @@ async def test_a_sink_may_append_the_next_entries(cluster: Cluster) -> None:
 
 
 async def test_a_storage_that_stays_silent_ends_the_writer_with_an_unknown_outcome(cluster: Cluster) -> None:
-    writer, ref = await created(await cluster.store())
+    writer, ref = await created(await cluster.store(retry_s=0.2))
     cluster.objects.faults.extend([PutFault.LATE] * 1000)
-    with pytest.raises(StoreUnavailableError) as raised:
+    with pytest.raises(StoreOutOfReachError) as raised:
         await writer.append(EntryId(0), [b"x"])
     assert raised.value.outcome_unknown
+    assert raised.value.message == (
+        "the object storage cannot be used, mend it: the connection broke: root=s3://bucket/logs"
+    )
+    with pytest.raises(StoreOutOfReachError, match="the connection broke"):
+        await (await cluster.store(retry_s=0.2)).recover(ref)  # it cannot create the FENCE
+    with pytest.raises(StoreOutOfReachError, match="the connection broke"):
+        await created(await cluster.store(retry_s=0.2))
     cluster.objects.faults.clear()
     cluster.objects.land_late()
+    assert (await (await cluster.store()).recover(ref)).end == 0
+
+
+async def test_requests_that_are_never_answered_end_with_the_reason(cluster: Cluster) -> None:
+    store = await cluster.store(retry_s=0.2)
+    ref = await written(store, [b"x"], seals=False)
+    writer, _ = await created(store)
+    cluster.objects.held = []  # of reads, with which a request to create begins or ends
+    cluster.objects.faults.extend([PutFault.LOST_ANSWER] * 3)
+    for call in (writer.append(EntryId(0), [b"x"]), store.recover(ref), created(store)):
+        async with limit():
+            with pytest.raises(StoreOutOfReachError, match="it does not answer, or says that it is busy"):
+                await call
+    cluster.objects.held = None
+    assert (await (await cluster.store()).recover(ref)).end == 0
+
+
+async def test_a_recovery_goes_on_by_itself_behind_a_failure_of_the_storage(cluster: Cluster) -> None:
+    ref = await written(await cluster.store(), [b"x"], seals=False)
+    cluster.objects.faults.extend([PutFault.LOST_REQUEST] * 7)
     assert (await (await cluster.store()).recover(ref)).end == 0
 
 
@@ -532,7 +559,7 @@ async def test_without_a_recorded_folder_a_reader_finds_no_segment_and_makes_not
 
 
 async def test_metadata_that_does_not_answer_may_do_later(cluster: Cluster) -> None:
-    store = await cluster.store()
+    store = await cluster.store(retry_s=0.2)
     cluster.has_metadata = False
     with pytest.raises(StoreUnavailableError, match="no session"):
         await created(store)

@@ -135,7 +135,7 @@ async def test_a_follower_finds_the_end_of_what_was_merged(cluster: Cluster, sea
 
 @pytest.mark.parametrize("killed_after", range(50))
 async def test_an_interrupted_merge_loses_nothing_and_is_finished_later(cluster: Cluster, killed_after: int) -> None:
-    store = await cluster.store(merged_grace_s=0.0)
+    store = await cluster.store(merged_grace_s=0.0, retry_s=0.2)
     ref = await written(store, PAYLOADS)
     assert isinstance(cluster.objects, KilledObjects)
     cluster.objects.changes_left = killed_after
@@ -164,7 +164,7 @@ async def test_an_index_with_an_unclear_answer_is_created_once(cluster: Cluster,
 
 
 async def test_an_index_that_is_created_late_is_no_harm(cluster: Cluster) -> None:
-    store = await cluster.store(merged_grace_s=0.0)
+    store = await cluster.store(merged_grace_s=0.0, retry_s=0.2)
     ref = await written(store, PAYLOADS)
     cluster.objects.faults.extend([PutFault.LATE] * 1000)
     assert await store.merge(ref.name) is Merged.UNKNOWN

@@ -10,7 +10,7 @@ import pytest
 
 from dlog.model.object_streams import NodeId, WalSegment
 from dlog.objects.image import ObjectState
-from dlog.stores.contract import MisconfiguredError, SegmentRef, StoreUnavailableError
+from dlog.stores.contract import MisconfiguredError, SegmentRef, StoreOutOfReachError, StoreUnavailableError
 from dlog.stores.s3.places import Place
 from dlog.stores.s3.store import S3Store
 from dlog.stores.s3.wal_segments import WalSegments
@@ -234,10 +234,10 @@ async def test_who_waits_for_a_log_that_is_out_of_reach_is_told_and_the_failover
 
     with monkeypatch.context() as patch:
         patch.setattr(WalSegments, "recover", recover)
-        with pytest.raises(StoreUnavailableError, match="too few bookies answer"):
+        with pytest.raises(StoreOutOfReachError, match="too few bookies answer"):
             await two.recover(ref)
         epoch = cluster.metadata.image.nodes[W1].node_epoch
-        with pytest.raises(StoreUnavailableError, match="too few bookies answer"):
+        with pytest.raises(StoreOutOfReachError, match="too few bookies answer"):
             await two.recover(ref)
         assert two._failovers is not None
         (failover,) = two._failovers._running.values()
