@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from actors.store_executor import StoreExecutor
+from dlog.errors import DLogError
 from dlog.events import Event, LacMoved
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.driver import Driver, Sink
@@ -103,6 +104,11 @@ class StreamOwnerActor:
     def incarnation(self) -> str | None:
         """The incarnation of the owned stream, once known."""
         return self._machine.incarnation
+
+    @property
+    def damage(self) -> DLogError | None:
+        """See StreamOwnerMachine.damage."""
+        return self._machine.damage
 
     @property
     def waiting(self) -> int:

@@ -12,6 +12,7 @@ from actors.segment_readers import SegmentReaders, segment_key
 from dlog.errors import DLogError
 from dlog.model.ids import EntryId
 from dlog.model.segment import Segment
+from dlog.stores.contract import SegmentCorruptError
 
 
 class TailFinder:
@@ -64,7 +65,8 @@ class TailFinder:
         return now is None or now.completed or segment_key(now) != segment_key(segment)
 
     async def poll_store(self) -> None:
-        """Long-poll the store for the LAC while readers wait at the tail and no owner sends it; until cancelled."""
+        """Long-poll the store for the LAC while readers wait at the tail and no owner sends it; until cancelled. The
+        readers hear of damage; any other failure may pass."""
         self._pauses.reset()
         while True:
             segment = self._metadata.tail
@@ -76,8 +78,10 @@ class TailFinder:
                 reader = await self._readers.open(segment)
                 lac = await reader.wait_lac(known, self._wait_s)
                 ended = reader.end is not None
-            except DLogError:
+            except DLogError as error:
                 self._readers.drop(segment_key(segment))
+                if isinstance(error, SegmentCorruptError):
+                    self._lacs.fail(error, segment_key(segment))
                 await asyncio.sleep(self._pauses.next_s())
                 continue
             self._pauses.reset()

@@ -26,6 +26,7 @@ from typing import Any
 
 from dlog.errors import (
     ClaimLostError,
+    DamagedError,
     DLogError,
     EndOfStreamError,
     NotReadyError,
@@ -113,7 +114,13 @@ from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
 from dlog.ownership.claim import Claimant, ClaimState
-from dlog.stores.contract import Capabilities, MisconfiguredError, StoreOutOfReachError, StoreTooSmallError
+from dlog.stores.contract import (
+    Capabilities,
+    MisconfiguredError,
+    SegmentCorruptError,
+    StoreOutOfReachError,
+    StoreTooSmallError,
+)
 
 
 class StreamOwnerMachine:
@@ -179,6 +186,12 @@ class StreamOwnerMachine:
     def incarnation(self) -> str | None:
         """Incarnation of the owned stream, once known."""
         return self._context.claim.incarnation
+
+    @property
+    def damage(self) -> DLogError | None:
+        """The damage that ended the claim, which the next owner meets again; None: it was something else."""
+        error = self._context.claim.error
+        return error if isinstance(error, DamagedError | SegmentCorruptError) else None
 
     @property
     def location(self) -> str | None:

@@ -21,6 +21,7 @@ from dlog.log.source_messages import (
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import NO_ENTRY, EntryId
 from dlog.model.segment import Segment
+from dlog.stores.contract import SegmentCorruptError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -130,11 +131,13 @@ class SegmentCursor:
         return True
 
     def note_failed(self, question: SourceQuestion, error: DLogError, lists: ListRequests) -> bool:
-        """Whether a request in flight failed; then it is over, and to be repeated."""
+        """Whether a request in flight failed; then it is over, and to be repeated. While a segment is in progress, its
+        store may not know it yet, or not any more; only damage counts against it."""
         if question == self._asked:
             self._asked, is_of_store = None, True
         elif isinstance(question, WatchLac) and question == self._watched:
-            self._watched, is_of_store = None, question.segment.completed
+            is_damage = isinstance(error, SegmentCorruptError)
+            self._watched, is_of_store = None, question.segment.completed or is_damage
         else:
             return False
         if is_of_store and error.remedy is not Remedy.RETRY:

@@ -196,11 +196,14 @@ class StreamDeletion:
             return
         numbers = sorted({segment.number for segment in (*self._asked.values(), *self._failed.values())})
         reason = self._obstacle.message if self._obstacle is not None else "its store does not answer"
+        is_damaged = self._obstacle is not None and self._obstacle.remedy is Remedy.REPORT
+        advice = "start their bookies, or mend their store, and delete again, or use force"
+        if is_damaged:
+            advice = "they are damaged, so stop write proxies that cannot reach ZooKeeper, and use force"
         self._end(
             SegmentNotEndedError(
-                f"not deleted, segments cannot be ended: {reason}; start their bookies and delete again, or use force: "
-                f"then an owner that is cut off may acknowledge records that can never be read: "
-                f"stream={self._key.stream} segments={numbers}"
+                f"not deleted, segments cannot be ended: {reason}; {advice}: with it an owner that is cut off may "
+                f"acknowledge records that can never be read: stream={self._key.stream} segments={numbers}"
             )
         )
 

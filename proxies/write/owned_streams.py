@@ -296,11 +296,12 @@ class OwnedStreams:
             self._drop(holding, StreamUnavailableError(f"the stream is being deleted: stream={stream}"))
 
     def lost(self, stream: str, owner: StreamOwnerActor) -> None:
-        """The owner lost its claim, or ended."""
+        """The owner lost its claim, or ended. Requests that wait are redirected, unless the next owner would meet the
+        same damage."""
         holding = self._holdings.get(stream)
         if holding is not None and holding.owner is owner:
             owner.stop()
-            self._drop(holding, None)
+            self._drop(holding, owner.damage)
 
     def has_waiting(self) -> bool:
         """Whether a request to an owner here is pending, or a take-over or hand-over is under way."""

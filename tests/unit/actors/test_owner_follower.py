@@ -13,10 +13,12 @@ import pytest
 from actors.owner_feed import OwnerListener
 from actors.owner_follower import OwnerFollower
 from actors.retrying import ChangeSignal, RetryBackoff
+from actors.segment_readers import segment_key
 from actors.tail_finder import TailFinder
 from dlog.errors import ConnectionLostError, DLogError, MetadataUnavailableError, OwnedElsewhereError
 from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Owner, Segment
+from dlog.stores.contract import SegmentCorruptError, StoreUnavailableError
 
 A, B = "a:1", "b:1"
 
@@ -38,6 +40,7 @@ class Metadata:
         self.newest_read = 0
         self.value: object = object()
         self.segments = {1: segment()}
+        self.tail: Segment | None = None
         self.asked = 0  # reads that were asked for
         self.error: DLogError | None = None
         self.next: tuple[str, int] | None = None  # what the next `refreshed` sees
@@ -294,3 +297,37 @@ async def test_a_completed_segment_needs_no_tail() -> None:
         on.metadata.segments[1] = segment(completed=True)
         await on.finder.find(segment(), 0)
         assert not on.lacs.knows_lac(segment())
+
+
+async def test_readers_at_the_tail_hear_of_damage_that_a_poll_of_the_store_finds() -> None:
+    heard: list[tuple[DLogError, str | None]] = []
+    failures = [StoreUnavailableError("not now"), SegmentCorruptError("a chunk is damaged")]
+    over = asyncio.Event()
+
+    class WaitedFor(Lacs):
+        def waits_for(self, of: Segment) -> bool:
+            return True
+
+        def lac(self, of: Segment) -> int:
+            return 3
+
+        def fail(self, error: DLogError, key: str | None = None) -> None:
+            heard.append((error, key))
+            over.set()
+
+    class Readers:
+        async def open(self, of: Segment) -> None:
+            raise failures.pop(0) if failures else StoreUnavailableError("not now")
+
+        def drop(self, key: str) -> None:
+            """There is none."""
+
+    async with following() as on:
+        on.metadata.tail = segment()
+        pauses, changed = RetryBackoff(0.0, 0.0, random.Random(1)), ChangeSignal()
+        metadata, lacs, readers = cast(Any, on.metadata), cast(Any, WaitedFor()), cast(Any, Readers())
+        finder = TailFinder(metadata, lacs, on.follower, readers, 0.0, pauses, changed)
+        polling = on.tasks.create_task(finder.poll_store(), name="poll")
+        await over.wait()
+        polling.cancel()
+    assert [(type(error), key) for error, key in heard] == [(SegmentCorruptError, segment_key(segment()))]

@@ -10,12 +10,18 @@ from dlog.errors import EntryMissingError
 from dlog.log.changes import CompleteSegment, SegmentEnd, SetSegmentLocation
 from dlog.log.messages import AppendEntry, HandOverStream, SealStream
 from dlog.log.segment_cursor import SegmentCursor
-from dlog.log.source_messages import READER, SOURCE, GetEntries, SegmentLacSeen
+from dlog.log.source_messages import READER, SOURCE, GetEntries, SegmentLacSeen, SourceFailed, WatchLac
 from dlog.machine import Received, TimerFired
 from dlog.model.dlsn import of
 from dlog.model.ids import NO_ENTRY, EntryId, Txid
 from dlog.model.segment import Location
-from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, SegmentTruncatedError, StoreUnavailableError
+from dlog.stores.contract import (
+    MisconfiguredError,
+    SegmentCorruptError,
+    SegmentNotFoundError,
+    SegmentTruncatedError,
+    StoreUnavailableError,
+)
 from dlog.wire.proxy import Credit, ReaderEventKind, Start
 from tests.simulation.mutants import edited, planting
 from tests.unit.log.reader_desk import Desk, three_segments
@@ -326,3 +332,22 @@ def test_a_removed_segment_in_progress_is_waited_for_until_it_is_completed() -> 
             desk.post(TimerFired(("retry",), 0.0))
         assert desk.events[-1].kind is ReaderEventKind.TRUNCATED
         assert desk.events[-1].detail == {"first": [2, 0, 0]}
+
+
+@pytest.mark.parametrize("start", [Start.START, Start.TAIL])
+def test_damage_at_the_tail_of_a_segment_in_progress_is_told_and_no_silence(start: Start) -> None:
+    stage = Stage()
+    dlsn = stage.taken("p1").ask(batch(0)).dlsn
+    desk = Desk(stage, start)
+    watched = desk.questions[-1]
+    assert isinstance(watched, WatchLac) and not watched.segment.completed
+    for error in (
+        SegmentNotFoundError("gone"),
+        StoreUnavailableError("not now"),
+        SegmentCorruptError("a chunk is bad"),
+    ):
+        desk.post(Received(SOURCE, SourceFailed(desk.questions[-1], error)))
+        assert not desk.machine.has_ended, "a newer list may show that it was truncated or moved"
+        desk.post(TimerFired(("retry",), 1.0))
+    assert desk.kinds[-1] is ReaderEventKind.DAMAGED
+    assert desk.events[-1].detail == {"dlsn": [dlsn.segment, dlsn.entry + 1, 0], "message": "a chunk is bad"}

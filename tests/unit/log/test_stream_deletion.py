@@ -173,7 +173,7 @@ def test_a_segment_that_cannot_be_ended_is_told_by_name_and_deleted_only_by_forc
     deletion.fire("patience")
     told = answer(deletion)
     assert isinstance(told, SegmentNotEndedError)
-    assert "two of three bookies do not answer" in told.message
+    assert "two of three bookies do not answer; start their bookies, or mend their store, and" in told.message
     assert "segments=[1]" in told.message
     assert not stage.value.owner.deleted
 
@@ -200,7 +200,10 @@ def test_damage_is_told_at_once_and_a_place_that_is_gone_needs_no_end() -> None:
     stage = Stage()
     stage.taken("p1")
     stage.cannot_end = SegmentCorruptError("no replica has entry 3")
-    assert isinstance(delete(stage.deletion("p2")), SegmentNotEndedError)
+    told = delete(stage.deletion("p2"))
+    assert isinstance(told, SegmentNotEndedError)
+    assert "no replica has entry 3; they are damaged" in told.message
+    assert "delete again" not in told.message, "that cannot help"
     stage.cannot_end = SegmentNotFoundError("deleted")
     assert delete(stage.deletion("p2")) is None
 

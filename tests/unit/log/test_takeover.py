@@ -46,6 +46,7 @@ from dlog.model.ids import NO_ENTRY, TXID_END_OF_STREAM, EntryId, SegmentNumber
 from dlog.model.segment import Location
 from dlog.stores.contract import (
     MisconfiguredError,
+    SegmentCorruptError,
     SegmentFencedError,
     SegmentTruncatedError,
     StoreOutOfReachError,
@@ -575,6 +576,19 @@ def test_what_nobody_waits_for_after_a_failure_of_the_store_is_written_and_known
     owner.fire("recovery")
     repeated = owner.ask(batch(0, retry=True))
     assert isinstance(repeated, BatchWritten) and repeated.duplicate
+
+
+def test_a_claim_that_damage_ends_tells_the_damage() -> None:
+    stage = Stage()
+    first = stage.taken("p1")
+    first.ask(batch(0))
+    stage.cannot_end = SegmentCorruptError("a chunk is damaged")
+    owner = stage.owner("p2")
+    assert owner.machine.damage is None
+    assert owner.take() is stage.cannot_end
+    assert owner.machine.has_ended and owner.machine.damage is stage.cannot_end
+    first.post(Received(HINTS, StreamChanged()))
+    assert first.machine.has_ended and first.machine.damage is None, "another owner ended this claim"
 
 
 def test_while_the_store_refuses_new_segments_who_waits_hears_why_and_may_come_again() -> None:

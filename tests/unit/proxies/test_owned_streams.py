@@ -17,6 +17,7 @@ from dlog.errors import (
 )
 from dlog.log.messages import DeleteStream, StreamAcquired
 from dlog.model.ids import Epoch, SegmentNumber, StreamName
+from dlog.stores.contract import SegmentCorruptError
 from proxies.write.owned_streams import OwnedStreams
 from proxies.write.ownership_advisor import ClaimHere, GoElsewhere
 from proxies.write.takeover_queue import TakeoverQueue
@@ -37,6 +38,7 @@ class Owner:
         self.waiting = 0
         self.releases = 0
         self.is_stopped = False
+        self.damage: DLogError | None = None
 
     async def take(self, if_epoch: Epoch | None) -> StreamAcquired:
         await self.may_take.wait()
@@ -194,6 +196,24 @@ async def test_streams_with_requests_that_wait_are_given_up_and_the_others_kept(
         await asyncio.sleep(0)
         stage.owned_streams.give_up_stuck(0.0)
         stage.owner.may_take.set()
+
+
+async def test_who_waits_for_a_takeover_that_finds_damage_is_told_so_and_not_redirected() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, ClaimHere(Epoch(0)))
+
+        async def ask_in_vain() -> None:
+            with pytest.raises(SegmentCorruptError, match="a chunk is damaged"):
+                await stage.owned_streams.ask(S, None)
+
+        group.create_task(ask_in_vain(), name="ask")
+        await asyncio.sleep(0)
+        owner: Any = stage.owner
+        owner.damage = SegmentCorruptError("a chunk is damaged")
+        while not stage.gone:
+            stage.owned_streams.lost(S, owner)
+            await asyncio.sleep(0)
+        owner.may_take.set()
 
 
 async def test_only_streams_without_progress_for_a_while_are_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
