@@ -94,10 +94,11 @@ class FileRefusedError(CommandError):
 
 
 class OutputLostError(CommandError):
-    """Standard output cannot be written: the pipe is closed (`closed`), or the disk is full."""
+    """Standard output cannot be written: the pipe is closed (`closed`), or the disk is full (`full`)."""
 
     def __init__(self, cause: OSError) -> None:
         self.closed = cause.errno == errno.EPIPE
+        self.full = cause.errno in (errno.ENOSPC, errno.EDQUOT)
         why = (cause.strerror or str(cause)).lower()
         super().__init__(
             f"cannot write the output: {why}", "free disk space, or redirect the output elsewhere", misused=False

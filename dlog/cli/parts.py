@@ -21,6 +21,7 @@ from dlog.hostport import join_host_port
 from dlog.io.children import die_with_parent, module_environment, python_module
 from dlog.io.clock import monotonic_s
 from dlog.io.embedded_zookeeper import OUTPUT, EmbeddedZooKeeper
+from dlog.io.file_errors import describe_error
 from dlog.io.settings import HELD
 
 READY_TIMEOUT_S = 120.0
@@ -83,6 +84,10 @@ class SupervisedProcess(abc.ABC):
                     if not self._ready.is_set():
                         raise
                     self.last_words = error.message
+                except OSError as error:  # such as its log, which cannot be opened
+                    if not self._ready.is_set():
+                        raise
+                    self.last_words = describe_error(error)
                 if self._stopping.is_set():
                     break
                 failures = 0 if monotonic_s() - begun_s > STEADY_S else failures + 1

@@ -13,6 +13,7 @@ import json
 import posixpath
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -213,7 +214,7 @@ def plan_for_bookies(old: Plan | None, plan: Plan) -> Plan:
 
 
 def write_plan(directory: Path, plan: Plan) -> None:
-    """Write the plan into its directory, atomically."""
+    """Write the plan into its directory, atomically; nothing if it is there already, as a full disk has no space."""
     path = directory / PLAN_FILE
     fields = asdict(plan)
     fields["kafka"] = _relative(plan.kafka, _topics_base, directory)
@@ -221,9 +222,12 @@ def write_plan(directory: Path, plan: Plan) -> None:
     for name in ("kafka", "objects", "racks", "regions"):
         if not fields[name]:
             del fields[name]  # unknown to versions without it
-    fresh = path.with_suffix(".new")
+    fresh, text = path.with_suffix(".new"), json.dumps(fields, indent=1) + "\n"
+    with suppress(OSError, UnicodeDecodeError):
+        if path.read_text() == text:
+            return
     with named_errors(fresh):
-        fresh.write_text(json.dumps(fields, indent=1) + "\n")
+        fresh.write_text(text)
     fresh.replace(path)
 
 

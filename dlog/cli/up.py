@@ -4,7 +4,8 @@ Invariants:
 - parts start in the order of their dependencies (ZooKeeper, the cluster's root znode, bookies, recovery and proxies),
   but load their code at the same time; they stop in the reverse order, and proxies hand their streams over;
 - the plan is changed for good once every part serves (what bookies need: before they start);
-- a lock allows one `dlog up` per directory.
+- a lock allows one `dlog up` per directory;
+- a cluster that serves goes on while the disk is full, though its run file or standard output cannot be written.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from dlog.hostport import is_any_host, join_host_port
 from dlog.io.bookie_dirs import VERSION
 from dlog.io.children import die_with_parent, module_environment, on_signals, python_module
 from dlog.io.embedded_zookeeper import HEAP_USABLE_MIN_MIB
-from dlog.io.file_errors import is_misuse, named_errors, names_file
+from dlog.io.file_errors import describe_error, is_misuse, named_errors, names_file, remedy_for
 from dlog.io.kafka_settings import KafkaOptions, parse_topics_address
 from dlog.io.settings import load
 from dlog.stores.file.options import FileStoreOptions
@@ -204,6 +205,8 @@ class _Cluster:
         self._screen: Screen | None = None
         self._stopping = asyncio.Event()
         self._is_up = False
+        self._is_announced = False
+        self._is_run_file_due = False  # it could not be written
         self._lost: OutputLostError | None = None
         self.zookeeper: list[SupervisedProcess] = []
         if not plan.zookeeper:
@@ -288,8 +291,11 @@ class _Cluster:
             if self._plan.regions:
                 names = ", ".join(self._plan.region_names)
                 self._say(f"clients use the proxies of their region with DLOG_REGION set to one of {names}")
+        self._is_announced = True
         while True:
             await asyncio.sleep(1.0)
+            if self._is_run_file_due:
+                self._write_run_file()
             if self._screen is not None:
                 with self._unless_lost():
                     self._screen.tick()
@@ -418,7 +424,19 @@ class _Cluster:
             kafka_topics=self._places.kafka_topics,
             objects_root=self._places.objects_root,
         )
-        running.write()
+        try:
+            running.write()
+        except OSError as error:
+            if not self._is_run_file_due:
+                self._is_run_file_due = True
+                self._say(
+                    f"cannot write the run file, so that commands may find old addresses; the cluster goes on, and it "
+                    f"is tried again: {describe_error(error)}; {remedy_for(error)}"
+                )
+        else:
+            if self._is_run_file_due:
+                self._is_run_file_due = False
+                self._say("the run file is written again")
         return running
 
     def _say(self, text: str) -> None:
@@ -429,10 +447,12 @@ class _Cluster:
     @contextmanager
     def _unless_lost(self) -> Iterator[None]:
         """If output is lost in this context, or a signal comes while it waits, stop everything as after a signal; `run`
-        raises the error of lost output."""
+        raises the error of lost output. A cluster that serves goes on while the disk that gets its output is full."""
         try:
             yield
         except OutputLostError as error:
+            if error.full and self._is_announced:
+                return
             self._lost = self._lost or error
             self._stopping.set()
         except KeyboardInterrupt:  # a signal while the output waited for its reader

@@ -1,3 +1,4 @@
+import errno
 import os
 import pwd
 import random
@@ -30,6 +31,20 @@ def test_the_next_plan_is_the_one_that_was_kept(tmp_path: Path) -> None:
     write_plan(tmp_path, first)
     assert read_plan(tmp_path) == first
     assert plan_of(tmp_path) == first
+
+
+def test_a_plan_that_did_not_change_needs_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = plan_of(tmp_path)
+    write_plan(tmp_path, first)
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    write_plan(tmp_path, first)
+    with pytest.raises(OSError, match="No space left"):
+        write_plan(tmp_path, replace(first, bookies=first.bookies[:1]))
+    assert read_plan(tmp_path) == first
 
 
 def test_parts_may_be_added_and_proxies_removed(tmp_path: Path) -> None:
