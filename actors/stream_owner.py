@@ -25,7 +25,7 @@ from dlog.log.options import OwnerOptions
 from dlog.log.owner import StreamOwnerMachine as OwnerMachine
 from dlog.machine import Received
 from dlog.model.ids import Epoch, StreamName
-from dlog.model.segment import StreamKey
+from dlog.model.segment import StoreSettings, StreamKey
 from dlog.ownership.claim import Claimant
 from dlog.stores.contract import Capabilities, SegmentStore
 
@@ -109,6 +109,11 @@ class StreamOwnerActor:
     def damage(self) -> DLogError | None:
         """See StreamOwnerMachine.damage."""
         return self._machine.damage
+
+    @property
+    def stores_in_use(self) -> frozenset[tuple[str, StoreSettings]]:
+        """The stores that the stream needs, each with its settings; empty until known."""
+        return self._machine.stores_in_use
 
     @property
     def waiting(self) -> int:

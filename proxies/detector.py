@@ -8,7 +8,8 @@ Invariants:
   connection;
 - the time limit follows the peer's earlier reply times (dlog/ownership/adaptive_timeout.py). Up to HELD_UP_MAX waits in
   a row do not count if this process itself was delayed;
-- a proxy that reports to lack what streams need, and what this proxy reaches, is suspected until it reports otherwise;
+- a proxy that reports to lack what streams need, and what this proxy reaches, is suspected until it reports otherwise,
+  and told so in the replies to its pings;
 - replies are awaited beyond the limit: a late one ends the suspicion and raises the limit.
 """
 
@@ -29,6 +30,7 @@ from dlog.wire.proxy import Ping
 from proxies.dialling import Dialler
 from proxies.proxy_connection import ProxyConnection
 
+SUSPECTS_MAX = 1000  # named in one reply
 HELD_UP_MAX = 4  # waits in a row that do not count because this process was delayed
 
 
@@ -66,6 +68,9 @@ class Detector:
         self._reaches = reaches
         self._on_event = on_event
         self._suspected: set[str] = set()
+        self._suspect_us: set[str] = (
+            set()
+        )  # addresses of those that said in their last reply that they suspect this one
         self._limits: dict[str, AdaptiveTimeout] = {}  # by address
         self._watched: dict[str, asyncio.Task[None]] = {}
         self._probes: dict[str, asyncio.Task[bool]] = {}
@@ -74,6 +79,16 @@ class Detector:
     def suspects(self, address: str) -> bool:
         """Whether the proxy at this address is suspected."""
         return address in self._suspected
+
+    @property
+    def suspected(self) -> list[str]:
+        """Addresses of the suspected proxies, in order; at most SUSPECTS_MAX."""
+        return sorted(self._suspected)[:SUSPECTS_MAX]
+
+    @property
+    def is_suspected(self) -> bool:
+        """Whether a proxy that this one does not suspect said in its last reply that it suspects this one."""
+        return not self._suspect_us <= self._suspected
 
     async def is_gone(self, address: str) -> bool:
         """Probe now: True if there was no reply on two new connections in a row. Calls for one address share a probe.
@@ -112,6 +127,7 @@ class Detector:
         for address in [address for address in self._watched if address not in wanted]:
             self._watched.pop(address).cancel()
             self._suspected.discard(address)
+            self._suspect_us.discard(address)
             self._limits.pop(address, None)
         for address in [address for address in wanted if address not in self._watched]:
             self._limits[address] = self._new_limit()
@@ -165,7 +181,12 @@ class Detector:
             asked.cancel()
             return False
         reply = asked.result()
-        lacks = reply.get("lacks") if isinstance(reply, dict) else None
+        told = reply if isinstance(reply, dict) else {}
+        suspects, lacks = told.get("suspects"), told.get("lacks")
+        if isinstance(suspects, list) and self._address in suspects:
+            self._suspect_us.add(address)
+        else:
+            self._suspect_us.discard(address)
         if not lacks:
             self._trust(address)
         elif address not in self._suspected and await self._reaches(str(lacks)):

@@ -112,7 +112,7 @@ from dlog.machine import (
 )
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber
-from dlog.model.segment import Segment, StreamKey, StreamMetadata
+from dlog.model.segment import Segment, StoreSettings, StreamKey, StreamMetadata
 from dlog.ownership.claim import Claimant, ClaimState
 from dlog.stores.contract import (
     Capabilities,
@@ -203,6 +203,18 @@ class StreamOwnerMachine:
     def value(self) -> StreamMetadata | None:
         """The stream as last read or written under this claim; None while it is not held."""
         return self._context.value if self._context.is_held else None
+
+    @property
+    def stores_in_use(self) -> frozenset[tuple[str, StoreSettings]]:
+        """The stores, each with its settings, that the owned stream's next and last segment need; empty if not held."""
+        value = self.value
+        if value is None:
+            return frozenset()
+        settings = value.settings
+        last = value.segments[-1].store if value.segments else settings.store
+        return frozenset(
+            (name, settings.store_settings if name == settings.store else ()) for name in (settings.store, last)
+        )
 
     def let_go(self) -> None:
         """Drop the references between components: no further calls, and no reference cycle remains."""

@@ -1,33 +1,52 @@
-"""Detects that this write proxy cannot reach ZooKeeper or the bookies, so that other proxies take its streams.
+"""Detects that this write proxy cannot reach ZooKeeper or a segment store, so that other proxies take its streams.
 
-A proxy that is cut off reports it to the other write proxies in its replies to their pings, and redirects its clients
-to them. The proxy that a client asks next claims the stream, as if this proxy were gone.
+A proxy that is cut off reports it to the other write proxies in its replies to their pings. One that reaches what is
+lacking suspects it, and says so in its own replies. Then the proxy that is cut off redirects its clients, and the proxy
+that a client asks next claims the stream, as if this proxy were gone.
 
 Invariants:
-- bookies are lacking if requests wait, no stream at all has made progress since the last check (confirmed an entry or
-  became ready), and no registered bookie accepts a connection. Slow bookies, or none registered, do not count;
+- all bookies are lacking if requests wait, no stream at all has made progress since the last check (confirmed an entry
+  or became ready), and no registered bookie accepts a connection. Slow bookies, or none registered, do not count;
+- a store is lacking if a stream that needs it makes no progress and the store's own check fails; of the store of
+  ledgers, if fewer bookies accept a connection than the stream's ensemble has, though so many are registered;
 - ZooKeeper is lacking if it does not respond, and a take-over, or one stream with pending requests, makes no progress.
-  Owners go on without ZooKeeper, except in the moments in which they roll to the next segment; only the streams that
-  make no progress are given up;
-- a process whose own checks come late reports no missing ZooKeeper: its delay looks the same.
+  Owners go on without ZooKeeper, except in the moments in which they roll to the next segment;
+- only streams that make no progress are given up, and only once a peer says that it would serve in this proxy's place:
+  if no proxy reaches what is lacking, all keep their streams;
+- a process whose own checks come late reports no missing ZooKeeper or store: its delay looks the same.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
+from dlog.errors import DLogError
 from dlog.io import local_transport
 from dlog.io.metadata import BookieInfo, Membership
+from dlog.model.segment import LEDGER, StoreSettings
+from dlog.stores.contract import SegmentStore
+from dlog.stores.ledger import LEDGER_SETTINGS
+from proxies.write.store_check import checks_of
 
 LOOK_S = 0.25
 STUCK_S = 0.75  # no progress for so long although requests wait
 CONNECT_S = 0.5
+STORE_S = 1.0  # for the checks of a store that is no store of ledgers
 PUNCTUAL_MIN = 4  # checks in a row that must have come in time; they take longer than STUCK_S
-ASKED_MAX = 8  # most bookies tried in one check
+ASKED_MAX = 8  # bookies tried at once; more only if too few of them accept
 
-METADATA, BOOKIES = "metadata", "bookies"
+METADATA, BOOKIES = "metadata", "bookies"  # also "bookies:N", fewer than N are reached, or the name of a store
+
+
+class Stuck(Protocol):
+    """A take-over or an owner that makes no progress."""
+
+    @property
+    def stores_in_use(self) -> Collection[tuple[str, StoreSettings]]:
+        """The stores that the stream needs, each with its settings; empty until known."""
+        ...
 
 
 class Streams(Protocol):
@@ -37,8 +56,8 @@ class Streams(Protocol):
         """Whether a request to an owner here is pending, or a take-over is under way."""
         ...
 
-    def has_stuck(self, for_s: float) -> bool:
-        """Whether a take-over, or one stream with pending requests, made no progress for `for_s` seconds."""
+    def stuck(self, for_s: float) -> Collection[Stuck]:
+        """The take-overs, and the streams with pending requests, that made no progress for `for_s` seconds."""
         ...
 
     def give_up_stuck(self, for_s: float) -> None:
@@ -48,17 +67,37 @@ class Streams(Protocol):
 
 
 class DependencyCheck:
-    """Finds out what one write proxy lacks. has_peer: whether another proxy could serve in its place."""
+    """Finds out what one write proxy lacks.
 
-    def __init__(self, metadata: Membership, streams: Streams, has_peer: Callable[[], bool]) -> None:
-        self.lacks = ""  # METADATA, BOOKIES or ""
+    stores: of this proxy, by name. has_peer: whether another proxy could serve in its place. is_suspected: whether
+    another proxy says that it would.
+    """
+
+    def __init__(
+        self,
+        metadata: Membership,
+        streams: Streams,
+        stores: Mapping[str, SegmentStore],
+        *,
+        has_peer: Callable[[], bool],
+        is_suspected: Callable[[], bool],
+    ) -> None:
+        self.lacks = ""  # METADATA, BOOKIES, "bookies:N", the name of a store, or ""
         self.moves = 0  # incremented by others on any stream's progress
         self._metadata = metadata
         self._streams = streams
+        self._stores = stores
         self._has_peer = has_peer
+        self._is_suspected = is_suspected
         self._seen = -1  # `moves` at the last check
         self._punctual = 0  # checks in a row that came in time
         self._stuck_since_s: float | None = None
+        self._next_check_s = 0.0  # of what single streams need
+
+    @property
+    def is_unfit(self) -> bool:
+        """Whether another proxy would serve the streams that this one cannot serve."""
+        return bool(self.lacks) and self._is_suspected()
 
     async def run(self) -> None:
         """Check every LOOK_S, for ever."""
@@ -67,29 +106,37 @@ class DependencyCheck:
             begun_s = loop.time()
             await asyncio.sleep(LOOK_S)
             self._punctual = self._punctual + 1 if loop.time() - begun_s < 2 * LOOK_S else 0
-            # peers know by now what this proxy lacks, and do not send clients back
-            if self.lacks:
-                self._streams.give_up_stuck(STUCK_S if self.lacks == METADATA else 0.0)
+            if self.is_unfit:
+                self._streams.give_up_stuck(0.0 if self.lacks == BOOKIES else STUCK_S)
             self.lacks = await self._look()
 
     async def reaches(self, what: str) -> bool:
         """Whether this proxy reaches what a peer lacks."""
         if what == METADATA:
             return self._metadata.unresponsive_s() < STUCK_S
-        return what == BOOKIES and not self.lacks and await self._reaches_bookies()
+        return not self.lacks and await self._reaches(what, if_in_doubt=False)
 
     async def _look(self) -> str:
         if self.lacks == METADATA and self._metadata.unresponsive_s() >= STUCK_S:
             return METADATA
-        if self.lacks == BOOKIES:
-            return "" if await self._reaches_bookies() else BOOKIES
-        has_stuck = self._streams.has_stuck(STUCK_S) and self._punctual >= PUNCTUAL_MIN
-        if has_stuck and self._has_peer() and self._metadata.unresponsive_s() >= STUCK_S:
+        if self.lacks and self.lacks != METADATA:
+            return "" if await self._reaches(self.lacks) else self.lacks
+        stuck = self._streams.stuck(STUCK_S)  # always: regular calls show it
+        if self._punctual < PUNCTUAL_MIN or not self._has_peer():
+            stuck = ()
+        if stuck and self._metadata.unresponsive_s() >= STUCK_S:
             return METADATA
-        if not self._is_stuck():
-            return ""
-        self._stuck_since_s = None  # if bookies are reached, check again only if it lasts
-        return "" if await self._reaches_bookies() else BOOKIES
+        if self._is_stuck():
+            self._stuck_since_s = None  # if bookies are reached, check again only if it lasts
+            if not await self._reaches(BOOKIES):
+                return BOOKIES
+        now_s = asyncio.get_running_loop().time()
+        if stuck and now_s >= self._next_check_s:
+            self._next_check_s = now_s + STUCK_S
+            for what in self._needs(stuck):
+                if not await self._reaches(what):
+                    return what
+        return ""
 
     def _is_stuck(self) -> bool:
         now_s = asyncio.get_running_loop().time()
@@ -101,22 +148,61 @@ class DependencyCheck:
             self._stuck_since_s = now_s
         return now_s - self._stuck_since_s >= STUCK_S
 
-    async def _reaches_bookies(self) -> bool:
-        """Whether a bookie accepts a connection; True also if none is registered or this process was delayed."""
-        bookies = list(self._metadata.known_members().writable.values())[:ASKED_MAX]
-        if not bookies:
-            return True
+    def _needs(self, stuck: Collection[Stuck]) -> list[str]:
+        """What these streams need of stores, each as `reaches` takes it."""
+        in_use = {one for stream in stuck for one in stream.stores_in_use}
+        found = {name for name, _ in in_use if name != LEDGER and name in self._stores}
+        ensembles = [
+            dict(LEDGER_SETTINGS.complete_stored(dict(given)))["ensemble"] for name, given in in_use if name == LEDGER
+        ]
+        if ensembles:
+            registered = len(self._metadata.known_members().writable)  # segments are opened on fewer if there are fewer
+            found.add(f"{BOOKIES}:{min(max(ensembles), registered)}")
+        return sorted(found)
+
+    async def _reaches(self, what: str, *, if_in_doubt: bool = True) -> bool:
+        """Whether what BOOKIES, "bookies:N" or the name of a store stands for is reached. if_in_doubt: the result if
+        fewer bookies are registered, or this process was delayed."""
+        kind, _, number = what.partition(":")
+        if kind == BOOKIES:
+            return await self._reaches_bookies(int(number) if number.isdecimal() else 1, if_in_doubt)
+        return what in self._stores and await self._reaches_store(self._stores[what], if_in_doubt)
+
+    async def _reaches_bookies(self, enough: int, if_in_doubt: bool) -> bool:
+        """Whether so many bookies accept a connection."""
+        bookies = list(self._metadata.known_members().writable.values())
+        if len(bookies) < max(1, enough):
+            return if_in_doubt
+        loop = asyncio.get_running_loop()
+        reached, asked = 0, max(ASKED_MAX, enough)
+        for batch in (bookies[:asked], bookies[asked:]):
+            begun_s = loop.time()
+            async with asyncio.TaskGroup() as tasks:
+                dials = [tasks.create_task(_dial(bookie), name=f"reach {bookie.bookie}") for bookie in batch]
+                for dial in asyncio.as_completed(dials):
+                    reached += await dial
+                    if reached >= enough:
+                        break
+                for task in dials:
+                    task.cancel()
+            if reached >= enough:
+                return True
+            if loop.time() - begun_s > 1.5 * CONNECT_S:
+                return if_in_doubt
+        return False
+
+    async def _reaches_store(self, store: SegmentStore, if_in_doubt: bool) -> bool:
+        """Whether the checks of a store without which no append is acknowledged find no trouble."""
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
-        async with asyncio.TaskGroup() as tasks:
-            dials = [tasks.create_task(_dial(bookie), name=f"reach {bookie.bookie}") for bookie in bookies]
-            reached = False
-            for dial in asyncio.as_completed(dials):
-                if reached := await dial:
-                    break
-            for task in dials:
-                task.cancel()
-        return reached or loop.time() - begun_s > 1.5 * CONNECT_S
+        try:
+            async with asyncio.timeout(STORE_S):
+                for of in checks_of(store):
+                    if of.is_needed:
+                        await of.check()
+        except (DLogError, TimeoutError):
+            return if_in_doubt and loop.time() - begun_s > 1.5 * STORE_S
+        return True
 
 
 async def _dial(bookie: BookieInfo) -> bool:

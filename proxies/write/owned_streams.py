@@ -34,6 +34,7 @@ from dlog.events import StreamStalled
 from dlog.io.driver import Sink
 from dlog.log.messages import DeleteStream, StreamAcquired
 from dlog.model.ids import Epoch, StreamName, stream_name
+from dlog.model.segment import StoreSettings
 from proxies.write.ownership_advisor import ClaimHere, GoElsewhere
 from proxies.write.takeover_queue import TakeoverQueue
 
@@ -71,6 +72,11 @@ class OwnedStream:
         "used_s",
         "waiting",
     )
+
+    @property
+    def stores_in_use(self) -> frozenset[tuple[str, StoreSettings]]:
+        """The stores that the stream needs, each with its settings; empty until known."""
+        return frozenset() if self.owner is None else self.owner.stores_in_use
 
     def __init__(self, stream: StreamName) -> None:
         self.stream = stream
@@ -137,7 +143,7 @@ class OwnedStreams:
         self._now_s = asyncio.get_running_loop().time
         self._crowded = asyncio.Event()
         self._holdings: dict[str, OwnedStream] = {}
-        #: those with pending requests, perhaps others; `has_waiting` and `has_stuck` remove them
+        #: those with pending requests, perhaps others; `has_waiting` and `stuck` remove them
         self._asked: dict[OwnedStream, None] = {}
         self._on_end = self._over  # one bound method for all streams
 
@@ -317,16 +323,17 @@ class OwnedStreams:
         if holding is not None:
             holding.moves += 1
 
-    def has_stuck(self, for_s: float) -> bool:
-        """Whether a take-over, or an owner with pending requests, has made no progress for `for_s` seconds, as far as
-        regular calls of this show it."""
-        now_s, longest_s = self._now_s(), -1.0
+    def stuck(self, for_s: float) -> list[OwnedStream]:
+        """The take-overs, and the owners with pending requests, that have made no progress for `for_s` seconds, as far
+        as regular calls of this show it."""
+        now_s, found = self._now_s(), []
         for holding in tuple(self._asked):
             still_s = self._still_s(holding, now_s)
-            longest_s = max(longest_s, still_s)
-            if still_s < 0 and holding.serving:
+            if still_s >= for_s:
+                found.append(holding)
+            elif still_s < 0 and holding.serving:
                 del self._asked[holding]
-        return longest_s >= for_s
+        return found
 
     def give_up_stuck(self, for_s: float) -> None:
         """Give up the take-overs and the streams with pending requests that made no progress for `for_s` seconds;

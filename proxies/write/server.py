@@ -190,6 +190,15 @@ class WriteProxy:
         members = self._metadata.known_members().write_proxies.values()
         return sorted(p.address for p in members if p.proxy != self.id and not self._detector.suspects(p.address))
 
+    def ping_reply(self) -> dict[str, Any]:
+        """What other write proxies are told when they ping this one."""
+        told: dict[str, Any] = {}
+        if self.fitness.lacks:
+            told["lacks"] = self.fitness.lacks
+        if suspected := self._detector.suspected:
+            told["suspects"] = suspected
+        return told
+
     async def hand_over(self, stream: str, incarnation: str) -> dict[str, Any]:
         """Hand a stream over; see OwnedStreams.hand_over_on_request."""
         await self.admin.check_incarnation(stream, incarnation)
@@ -254,7 +263,7 @@ class WriteProxy:
             self.address,
             self._metadata,
             self._detector,
-            drains=lambda: self.owned_streams.draining or bool(self.fitness.lacks),
+            drains=lambda: self.owned_streams.draining or self.fitness.is_unfit,
             location=self._location,
         )
         self.owned_streams = OwnedStreams(
@@ -276,7 +285,7 @@ class WriteProxy:
             on_release=lambda stream: self.object_controllers.release(stream),
             is_followed=lambda stream: self.tails.has(stream) or self.object_controllers.hosts(stream),
             may_retire=lambda: self._metadata.state is SessionState.CONNECTED,
-            is_unfit=lambda: bool(self.fitness.lacks),
+            is_unfit=lambda: self.fitness.is_unfit,
         )
         self.object_controllers = ObjectControllers(
             self.owned_streams, self._metadata, self._stores, supervisor, self._object_storage, on_event=self._on_event
@@ -286,7 +295,13 @@ class WriteProxy:
                 self._metadata, lambda address: dialler.open(address, ASK_CONNECT_S, OperationConnection), self._rng
             )
             self._object_storage.sender.attach(self.object_controllers, remote)
-        self.fitness = DependencyCheck(self._metadata, self.owned_streams, has_peer=lambda: bool(self.other_writers()))
+        self.fitness = DependencyCheck(
+            self._metadata,
+            self.owned_streams,
+            self._stores,
+            has_peer=lambda: bool(self.other_writers()),
+            is_suspected=lambda: self._detector.is_suspected,
+        )
         self.admin = Admin(
             self._metadata, self._stores, self.owned_streams, self.placing, self.tasks, on_event=self._on_event
         )

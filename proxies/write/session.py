@@ -69,7 +69,6 @@ from proxies.dispatch import Dispatch, client_location, kept
 from proxies.forwarding import Forwarding
 from proxies.write import lac_subscriptions as lac
 from proxies.write.admin import Admin
-from proxies.write.dependency_check import DependencyCheck
 from proxies.write.object_controllers import ObjectControllers
 from proxies.write.owned_streams import OwnedStream, OwnedStreams
 from proxies.write.ownership_advisor import ClaimHere, OwnershipAdvisor
@@ -84,7 +83,6 @@ class WriteServerContext(dispatch.ServerContext, Protocol):
     admin: Admin
     owned_streams: OwnedStreams
     placing: OwnershipAdvisor
-    fitness: DependencyCheck
     tails: lac.LacSubscriptions
     object_controllers: ObjectControllers
 
@@ -98,6 +96,10 @@ class WriteServerContext(dispatch.ServerContext, Protocol):
 
     def other_writers(self) -> list[str]:
         """Addresses of the other write proxies that are not suspected."""
+        ...
+
+    def ping_reply(self) -> dict[str, Any]:
+        """What the reply to a ping tells another write proxy."""
         ...
 
     async def hand_over(self, stream: str, incarnation: str) -> dict[str, Any]:
@@ -158,8 +160,7 @@ class WriteSession(Dispatch):
 
     def _ping(self, m: Ping) -> None:
         self.flush()
-        lacks = self._server.fitness.lacks
-        self._connection.send(Done(m.request, {"lacks": lacks} if lacks else {}))
+        self._connection.send(Done(m.request, self._server.ping_reply()))
 
     # ---- batches ----------------------------------------------------------------------------------------------------
 

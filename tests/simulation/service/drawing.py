@@ -12,7 +12,8 @@ Styles:
 - deletion: streams expire, are truncated, created and deleted, while write proxies do upkeep of streams without an
   owner and bookies collect garbage. Faults hit deletions and collections half way; one plan in four has no faults, and
   two in five restore metadata from a backup before the trial.
-- cut-off: one write proxy is cut off from all bookies, or from ZooKeeper while another one dies.
+- cut-off: one write proxy is cut off from all bookies or all but too few for an ensemble, or from ZooKeeper while
+  another one dies.
 
 The other styles are small clusters with many faults of one family at a time: power and crashes; disks; ZooKeeper and
 sessions; planned ends of proxies and lost connections; owners that are deposed, frozen or cut off without knowing it,
@@ -213,11 +214,13 @@ def _starvation(rng: random.Random, config: dict[str, Any]) -> list[Fault]:
 
 
 def _cut_off(rng: random.Random, config: dict[str, Any]) -> list[Fault]:
-    """Cut one write proxy, any of them, off from all bookies; or from ZooKeeper, while another one dies."""
+    """Cut one write proxy, any of them, off from so many bookies that the others are too few for an ensemble; or from
+    ZooKeeper, while another one dies."""
     lonely, dying, _ = rng.sample([f"writer-{n + 1}" for n in range(config["writers"])], 3)
     at_s, for_s = rng.uniform(1.0, 3.0), config["duration_s"]
     if rng.random() < 0.5:
-        bookies = [f"bookie-{n + 1}" for n in range(config["bookies"])]
+        left = rng.randrange(config["settings"]["ensemble"])
+        bookies = [f"bookie-{n + 1}" for n in range(left, config["bookies"])]
         return [Fault(kind=FaultKind.CUT, a=lonely, b=bookie, at_s=at_s, for_s=for_s) for bookie in bookies]
     return [
         Fault(kind=FaultKind.META_CUT, a=lonely, at_s=at_s, for_s=for_s),

@@ -46,7 +46,7 @@ from proxies.detector import Detector
 from proxies.proxy_connection import ProxyConnection
 from proxies.read.owner_connections import OwnerConnections
 from proxies.write.admin import Admin
-from proxies.write.dependency_check import DependencyCheck
+from proxies.write.dependency_check import BOOKIES, DependencyCheck
 from proxies.write.owned_streams import OwnedStreams
 from tests.simulation.disk import SimulatedFile
 from tests.simulation.service.mutants_deletion import COLLECTION, UPKEEP
@@ -244,6 +244,11 @@ def _silent(look: Any) -> Any:
         return ""
 
     return wrong
+
+
+def _any_will_do(needs: Any) -> Any:
+    """A proxy that reaches one bookie counts as one that can write its streams."""
+    return lambda self, stuck: [what for what in needs(self, stuck) if not what.startswith(BOOKIES)]
 
 
 def _keeps(give_up_stuck: Any) -> Any:
@@ -504,6 +509,13 @@ MUTANTS: tuple[Mutant, ...] = (
         instead(DependencyCheck, "_look", _silent),
         style="cut-off",
         seeds=20,
+    ),
+    mutant(
+        "a proxy that reaches one bookie counts as one that reaches enough",
+        ("V4",),
+        instead(DependencyCheck, "_needs", _any_will_do),
+        style="cut-off",
+        seeds=30,
     ),
     mutant(
         "a take-over waits for ZooKeeper however long",

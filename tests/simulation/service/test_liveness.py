@@ -47,6 +47,31 @@ def test_an_owner_that_is_cut_off_from_all_bookies_is_replaced_within_three_seco
     assert not outcome.violation, outcome.text
 
 
+def reach_few(seed: int, *writers: str) -> list[tuple[int, list[Fault]]]:
+    """For each number of bookies below an ensemble: that number, and the cuts that leave so many to each writer."""
+    config = drawing.draw(seed, "starved").config
+    few = range(config["settings"]["ensemble"])
+    ends = {left: [f"bookie-{n + 1}" for n in range(left, config["bookies"])] for left in few}
+    return [(left, [fault for writer in writers for fault in cut_off(writer, ends[left])]) for left in few]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("writer", ["writer-1", "writer-2"])
+def test_an_owner_that_reaches_too_few_bookies_is_replaced_within_three_seconds(seed: int, writer: str) -> None:
+    for left, faults in reach_few(seed, writer):
+        outcome = run(seed, 3.0, faults)
+        assert not outcome.violation, f"{left} bookies: {outcome.text}"
+        assert outcome.reached["take-over"] <= 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_owners_keep_their_streams_where_no_proxy_reaches_enough_bookies(seed: int) -> None:
+    for left, faults in reach_few(seed, "writer-1", "writer-2"):
+        outcome = run(seed, 2 * FOR_S, faults)
+        assert not outcome.violation, f"{left} bookies: {outcome.text}"
+        assert not outcome.reached["take-over"]
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("heir", ["writer-1", "writer-2", "writer-3"])
 def test_an_heir_that_is_cut_off_from_zookeeper_leaves_the_stream_to_another(seed: int, heir: str) -> None:
@@ -64,7 +89,7 @@ RARE = (
     # ZooKeeper is cut off between listing a segment and sealing the one before
     ("v4-cut-off-970000022", "V4", OwnedStreams, ("_still_s", 'holding.state == "serving" and ', "False and ")),
     # every process has a twentieth of a CPU
-    ("v4-starved-1000000007", "V4", DependencyCheck, ("_look", " and self._punctual >= PUNCTUAL_MIN", "")),
+    ("v4-starved-1000000007", "V4", DependencyCheck, ("_look", "self._punctual < PUNCTUAL_MIN or ", "")),
     # the first read of the members is lost
     ("v1-watches-970010003", "V1", ZooKeeperMetadata, ("_read_first", "time() >= until_s", "time() >= 0")),
 )

@@ -223,21 +223,21 @@ async def test_only_streams_without_progress_for_a_while_are_stuck(monkeypatch: 
         monkeypatch.setattr(stage.owned_streams, "_now_s", lambda: now_s)
         stage.owner.may_take.set()
         await stage.owned_streams.ask(S, None)
-        assert not stage.owned_streams.has_stuck(1.0), "no request is pending"
+        assert not stage.owned_streams.stuck(1.0), "no request is pending"
         assert not stage.owned_streams._asked, "it is looked at again only once something is asked of it"
         stage.owner.waiting = 1
         stage.owned_streams._asked[stage.owned_streams.all[0]] = None
         for _ in range(3):
-            assert not stage.owned_streams.has_stuck(1.0)
+            assert not stage.owned_streams.stuck(1.0)
             now_s += 0.9
             stage.owned_streams.moved(S)
-        assert not stage.owned_streams.has_stuck(1.0)
+        assert not stage.owned_streams.stuck(1.0)
         now_s += 0.9
-        assert not stage.owned_streams.has_stuck(1.0)
+        assert not stage.owned_streams.stuck(1.0)
         stage.owned_streams.give_up_stuck(1.0)
         assert stage.gone == []
         now_s += 0.1
-        assert stage.owned_streams.has_stuck(1.0)
+        assert stage.owned_streams.stuck(1.0) == [stage.owned_streams.all[0]]
         stage.owned_streams.give_up_stuck(1.0)
         assert stage.gone == [S]
 
