@@ -8,15 +8,19 @@ Invariants:
   every follower is at the tail, and every ledger that nobody writes is closed.
 - V2 (after healing): nothing spins, measured by events of the loop and by requests to ZooKeeper.
 - V3 (after the end): no exception was left unretrieved, and no task and no connection is left.
-- V4 (plans that set a limit): no written stream goes longer than the limit without an acknowledgement.
+- V4 (plans that set a limit): no written stream goes longer than the limit without an acknowledgement, and no
+  follower without a record.
 - S1-S9, S11 (whole trial): see tests/history.
 - J1, J3 (whole trial): a bookie has what it acknowledged.
 - L1, L4 (whole trial): what metadata calls closed is on an ack quorum.
+- L35 (until the first fault): no ledger is created under an id that a bookie still knows from before metadata was
+  restored, whether the ledger's ensemble includes that bookie or not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -109,8 +113,17 @@ def _restless(world: World) -> str:
 
 
 def not_silent(world: World) -> None:
-    """Check V4, if the plan sets limits: how long a written stream may have nothing acknowledged, and how long a proxy
-    that answers, however slowly, may be suspected. Raises Violation."""
+    """Check V4, if the plan sets limits: how long a written stream may have nothing acknowledged, how long a follower
+    may hear nothing of it, how many take-overs there may be, and how long a proxy that answers, however slowly, may be
+    suspected. Raises Violation."""
+    unheard_max_s = world.plan.config.get("unheard_max_s", math.inf)
+    for follower in world.work.followers:
+        unheard_s = max(follower.silence_ns, world.loop.now - (follower.heard_ns or world.loop.now)) / S
+        if unheard_s > unheard_max_s:
+            raise Violation("V4", f"a follower of {follower.notes.name} heard nothing for {unheard_s:.1f} s")
+    takeovers, takeovers_max = world.reached["take-over"], world.plan.config.get("takeovers_max", math.inf)
+    if takeovers > takeovers_max:
+        raise Violation("V4", f"{takeovers} take-overs for one fault, each of which begins anew")
     silence_max_s = world.plan.config.get("silence_max_s")
     if silence_max_s is None:
         return

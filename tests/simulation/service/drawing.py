@@ -9,19 +9,21 @@ Styles:
   contact.
 - lives: streams are created and deleted under one name, while write proxies freeze.
 - starved: every process has too little CPU, and there is no other fault.
+- starved-heir: the same, and one of three write proxies dies.
 - deletion: streams expire, are truncated, created and deleted, while write proxies do upkeep of streams without an
   owner and bookies collect garbage. Faults hit deletions and collections half way; one plan in four has no faults, and
   two in five restore metadata from a backup before the trial.
 - cut-off: one write proxy is cut off from all bookies or all but too few for an ensemble, or from ZooKeeper while
   another one dies.
+- cut-reader: one of two read proxies is cut off from ZooKeeper, while the stream rolls every second or two.
 
 The other styles are small clusters with many faults of one family at a time: power and crashes; disks; ZooKeeper and
 sessions; planned ends of proxies and lost connections; owners that are deposed, frozen or cut off without knowing it,
 with clients that give up early; planned ends without any ZooKeeper event; the same after ZooKeeper was restored from a
 backup before the trial.
 
-In one plan of eight of every style but watches, starved and cut-off, half of ZooKeeper's events or all of them are lost
-for the whole trial.
+In one plan of eight of every style but watches, starved, starved-heir, cut-off and cut-reader, half of
+ZooKeeper's events or all of them are lost for the whole trial.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from tests.simulation.service.network import WINDOWS_BYTES
 
 STYLES = (
     *("swarm", "burst", "scope", "power", "disk", "metadata", "hand-over", "deposed", "hints", "restored"),
-    *("watches", "starved", "lives", "cut-off", "quiet", "deletion"),
+    *("watches", "starved", "starved-heir", "lives", "cut-off", "cut-reader", "quiet", "deletion"),
 )
 
 _MARKS = (
@@ -147,6 +149,8 @@ def draw(seed: int, style: str) -> Plan:
             "retention_s": 0.0,
         },
     }
+    if style == "restored" and quorum[0] == 2:
+        config["bookies"] = 5  # a new ensemble may have none of the bookies that know a ledger id
     if style == "lives":
         config |= {"lives": True, "duration_s": 12.0}
     chances = (1.0,) if style == "hints" else (0.0,) * 14 + (0.5, 1.0)
@@ -177,14 +181,21 @@ def draw(seed: int, style: str) -> Plan:
         config |= {"events_lost": 0.0, "duration_s": 2.0}
         streams = random.Random(f"{seed}/{style}/streams")
         config |= {"watched_streams": streams.choice((3, 12, 25)), "stream_session_s": streams.choice((1.0, 10.0))}
-    if style in ("starved", "cut-off"):
+    if style in ("starved", "starved-heir", "cut-off"):
         config |= {"duration_s": 40.0, "pace_s": 0.3, "drawn": False, "session_s": 10.0, "silence_max_s": 10.0}
         config |= {"events_lost": 0.0, "cancels": 0.0, "truncates": False, "look_s": 5.0}
         config["settings"]["segment_age_s"] = 3600.0
     if style == "starved":  # the network has no faults: Linux receives 128 KiB for a process that does not run
         config |= {"windows_bytes": list(WINDOWS_BYTES[1:]), "suspected_max_s": 10.0}
+    if style == "starved-heir":  # a take-over takes long; one that is under way is not begun again by another proxy
+        config |= {"windows_bytes": list(WINDOWS_BYTES[1:]), "pace_s": 0.1, "writers": 3}
+        config |= {"silence_max_s": 30.0, "takeovers_max": 1}
     if style == "cut-off":
         config |= {"duration_s": 15.0, "pace_s": 0.1, "writers": 3, "silence_max_s": 3.5}
+    if style == "cut-reader":
+        config |= {"drawn": False, "events_lost": 0.0, "cancels": 0.0, "truncates": False, "readers": 2}
+        config |= {"duration_s": 12.0, "pace_s": 0.1, "session_s": 10.0, "record_bytes": 3000, "unheard_max_s": 3.0}
+        config["settings"] |= {"segment_bytes": 65_536, "segment_age_s": 3600.0}
     faults = (
         () if style == "quiet" else _SPECIAL[style](rng, config) if style in _SPECIAL else _faults(rng, config, style)
     )
@@ -213,6 +224,12 @@ def _starvation(rng: random.Random, config: dict[str, Any]) -> list[Fault]:
     return [Fault(**starve, at_s=rng.uniform(1.0, 5.0), for_s=config["duration_s"], rate=0.05)]  # type: ignore[arg-type]
 
 
+def _starved_heir(rng: random.Random, config: dict[str, Any]) -> list[Fault]:
+    """Starve every process, and then let a write proxy die, for good."""
+    dying = rng.choice([f"writer-{n + 1}" for n in range(config["writers"])])
+    return [*_starvation(rng, config), Fault(kind=FaultKind.CRASH, a=dying, at_s=12.0, for_s=config["duration_s"])]
+
+
 def _cut_off(rng: random.Random, config: dict[str, Any]) -> list[Fault]:
     """Cut one write proxy, any of them, off from so many bookies that the others are too few for an ensemble; or from
     ZooKeeper, while another one dies."""
@@ -228,7 +245,19 @@ def _cut_off(rng: random.Random, config: dict[str, Any]) -> list[Fault]:
     ]
 
 
-_SPECIAL = {"watches": _rejoins, "starved": _starvation, "cut-off": _cut_off}
+def _cut_reader(rng: random.Random, config: dict[str, Any]) -> list[Fault]:
+    """Cut one of the read proxies off from ZooKeeper for most of the trial."""
+    lonely, at_s = rng.choice(("reader-1", "reader-2")), rng.uniform(1.0, 3.0)
+    return [Fault(kind=FaultKind.META_CUT, a=lonely, at_s=at_s, for_s=8.0, both=True)]
+
+
+_SPECIAL = {
+    "watches": _rejoins,
+    "starved": _starvation,
+    "starved-heir": _starved_heir,
+    "cut-off": _cut_off,
+    "cut-reader": _cut_reader,
+}
 
 
 def _faults(rng: random.Random, config: dict[str, Any], style: str) -> list[Fault]:

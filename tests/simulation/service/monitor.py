@@ -2,7 +2,8 @@
 
 Invariants:
 - The monitor changes nothing in the cluster.
-- J7, L2 and T3 are checked when the event happens; J1 and L4 are recorded here and checked at the end of the trial.
+- J7, L2, L35 and T3 are checked when the event happens; J1 and L4 are recorded here and checked at the end of the
+  trial.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Monitor:
         self._owned: set[tuple[str, int]] = set()  # (stream, epoch) that some process reported to own
         self._owners: dict[tuple[str, int], tuple[str, set[int]]] = {}  # (stream, segment) -> location, epochs
         self._streams: dict[LedgerId, str] = {}  # ledger -> the stream that began a segment in it
+        self._forgotten: dict[int, set[str]] = {}  # ledger that restored metadata lacks -> bookies that have entries
         self.asked: Counter[str] = Counter()  # requests to ZooKeeper, by machine
         self._paths = LedgerPaths("/ledgers")
 
@@ -111,6 +113,10 @@ class Monitor:
             ledger = self._paths.ledger_of(path) if path.startswith("/ledgers/") else None
             if ledger is not None:
                 self.ledgers[ledger] = decode(node.data or b"")
+        for bookie, entries in self.acked.items():
+            for held, _ in entries:
+                if LedgerId(held) not in self.ledgers:
+                    self._forgotten.setdefault(held, set()).add(bookie)
         self.world.collections.restored()
 
     def note_owners(self) -> None:
@@ -150,11 +156,20 @@ class Monitor:
                 continue
             value = decode(change.data or b"")
             before = self.ledgers.get(ledger)
+            if before is None and ledger in self._forgotten and self._knows_all:
+                self._broken("L35", f"ledger {ledger} is created; known to {sorted(self._forgotten[ledger])}")
             if before is not None:
                 self._judge_change(ledger, before, value)
             self.ledgers[ledger] = value
             if value.is_closed and value.last_entry >= 0:
                 self.world.deletions.closed(ledger)
+
+    @property
+    def _knows_all(self) -> bool:
+        """Whether whoever creates a ledger now knows every bookie, and every bookie answers."""
+        world = self.world
+        is_well = not any(mark.startswith("fault.") for mark in world.reached)
+        return is_well and not world.plan.config["events_lost"] and not world.collections.is_on
 
     def _judge_claim(self, path: str, data: bytes) -> None:
         owner, before = decode_owner(data), self._claims.get(path, Owner())

@@ -24,7 +24,7 @@ from dlog.client.connection import Connection
 from dlog.client.pipeline import Pipeline
 from dlog.client.producer import Producer
 from dlog.client.producer_identity import NAME_BYTES
-from dlog.errors import DLogError, OwnedElsewhereError, UnavailableError
+from dlog.errors import DLogError, OwnedElsewhereError, RecordTooLargeError, Remedy, UnavailableError
 from dlog.io import stream_rechecks
 from dlog.io.journal_files import JournalFiles
 from dlog.io.journal_writers import JournalWriter
@@ -44,11 +44,13 @@ from dlog.wire.bookie import Code
 from dlog.wire.proxy import Ping
 from proxies.detector import Detector
 from proxies.proxy_connection import ProxyConnection
+from proxies.read.contact import MetadataContact
 from proxies.read.owner_connections import OwnerConnections
 from proxies.write.admin import Admin
 from proxies.write.dependency_check import BOOKIES, DependencyCheck
-from proxies.write.owned_streams import OwnedStreams
+from proxies.write.session import WriteSession
 from tests.simulation.disk import SimulatedFile
+from tests.simulation.mutants import edited
 from tests.simulation.service.mutants_deletion import COLLECTION, UPKEEP
 from tests.simulation.service.planting import both, instead, mutant
 from tests.simulation.worlds import Mutant
@@ -246,14 +248,52 @@ def _silent(look: Any) -> Any:
     return wrong
 
 
+def _keeps_readers(run: Any) -> Any:
+    """A read proxy does not look whether it reaches ZooKeeper, and keeps its readers."""
+
+    async def wrong(self: MetadataContact, *_: object) -> None:
+        await asyncio.Event().wait()
+
+    return wrong
+
+
 def _any_will_do(needs: Any) -> Any:
     """A proxy that reaches one bookie counts as one that can write its streams."""
     return lambda self, stuck: [what for what in needs(self, stuck) if not what.startswith(BOOKIES)]
 
 
-def _keeps(give_up_stuck: Any) -> Any:
+def _keeps(run: Any) -> Any:
     """A proxy that does not reach ZooKeeper keeps the requests that wait for ZooKeeper."""
-    return lambda self, for_s: None if for_s else give_up_stuck(self, for_s)
+    gives_up = "if self.is_unfit:"
+    return vars(edited(DependencyCheck, ("run", gives_up, "if self.is_unfit and self.lacks != METADATA:")))["run"]
+
+
+def _refuses_some(take: Any) -> Any:
+    """A proxy refuses one repeated batch in three, as one does whose limits were lowered meanwhile: that alone does no
+    harm."""
+
+    def wrong(self: WriteSession, m: proxy.Write) -> None:
+        if m.retry and random.Random(f"{m.producer!r} {m.sequence}").random() < 0.3:
+            raise RecordTooLargeError("a limit was lowered")
+        take(self, m)
+
+    return wrong
+
+
+def _forgets_doubt(on_refused: Any) -> Any:
+    """A batch that may be written counts as not written once its repetition is refused. Needs `_refuses_some`."""
+
+    def wrong(self: Producer, connection: Any, batch: Batch, error: DLogError) -> None:
+        if error.remedy is Remedy.FIX and not error.outcome_unknown:
+            batch.may_be_written = False
+        on_refused(self, connection, batch, error)
+
+    return wrong
+
+
+def _members_only(choose_vetted: Any) -> Any:
+    """Of a ledger id only the bookies of the ensemble are asked whether they know it."""
+    return vars(edited(Ledgers, ("_choose_vetted", ", *self._locations.registered()", "")))["_choose_vetted"]
 
 
 @contextlib.contextmanager
@@ -418,6 +458,13 @@ MUTANTS: tuple[Mutant, ...] = (
         seeds=30,
     ),
     mutant(
+        "a batch of unknown outcome counts as not written once its repetition is refused",
+        ("S2", "S1", "S4"),
+        lambda: both(instead(WriteSession, "_write", _refuses_some), instead(Producer, "on_refused", _forgets_doubt)),
+        style="power",
+        seeds=40,
+    ),
+    mutant(
         "a batch that was reported as withdrawn is sent",
         ("S2", "S1", "S4"),
         instead(Batch, "withdraw", _stays),
@@ -504,6 +551,13 @@ MUTANTS: tuple[Mutant, ...] = (
         seeds=20,
     ),
     mutant(
+        "an heir is suspected by the clock, so that another proxy begins its take-over again",
+        ("V4",),
+        _by_the_clock,
+        style="starved-heir",
+        seeds=60,
+    ),
+    mutant(
         "a proxy that is cut off does not answer that it is",
         ("V4",),
         instead(DependencyCheck, "_look", _silent),
@@ -518,9 +572,16 @@ MUTANTS: tuple[Mutant, ...] = (
         seeds=30,
     ),
     mutant(
+        "a read proxy that is cut off from ZooKeeper keeps its readers",
+        ("V4",),
+        instead(MetadataContact, "run", _keeps_readers),
+        style="cut-reader",
+        seeds=30,
+    ),
+    mutant(
         "a take-over waits for ZooKeeper however long",
         ("V4",),
-        instead(OwnedStreams, "give_up_stuck", _keeps),
+        instead(DependencyCheck, "run", _keeps),
         style="cut-off",
         seeds=40,
     ),
@@ -544,6 +605,13 @@ MUTANTS: tuple[Mutant, ...] = (
         instead(Ledgers, "_choose_vetted", _unasked),
         style="restored",
         seeds=10,
+    ),
+    mutant(
+        "a ledger id is used though bookies outside of the ensemble know it",
+        ("L35",),
+        instead(Ledgers, "_choose_vetted", _members_only),
+        style="restored",
+        seeds=60,
     ),
     mutant(
         "a ledger id is used though bookies know it, and they acknowledge its entries",

@@ -58,6 +58,14 @@ class Follower:
     process: Process
     notes: StreamNotes
     place: DLSN | None = None
+    heard_ns: int = 0  # when it received the last record
+    silence_ns: int = 0  # the longest time between two
+
+    def heard(self, place: DLSN, now_ns: int) -> None:
+        """Note that it received records up to `place`."""
+        self.place = place
+        self.silence_ns = max(self.silence_ns, now_ns - (self.heard_ns or now_ns))
+        self.heard_ns = now_ns
 
     @property
     def is_at_tail(self) -> bool:
@@ -262,7 +270,7 @@ async def _read(
                 history.delivered(reader, loop.now, batch.dlsn, batch.txid, batch.payloads)
                 work.reached["delivered"] += len(batch)
                 if follower is not None:
-                    follower.place = batch.last
+                    follower.heard(batch.last, loop.now)
         end = End.OPEN if follower is not None else End.TAIL
         work.reached[f"read.{kind}"] += 1
     except TruncatedError:
