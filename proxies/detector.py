@@ -68,9 +68,7 @@ class Detector:
         self._reaches = reaches
         self._on_event = on_event
         self._suspected: set[str] = set()
-        self._suspect_us: set[str] = (
-            set()
-        )  # addresses of those that said in their last reply that they suspect this one
+        self._suspect_us: set[str] = set()  # addresses of those whose last reply says that they suspect this one
         self._limits: dict[str, AdaptiveTimeout] = {}  # by address
         self._watched: dict[str, asyncio.Task[None]] = {}
         self._probes: dict[str, asyncio.Task[bool]] = {}
