@@ -125,8 +125,8 @@ def describe_segment(segment: Segment) -> dict[str, Any]:
 
 
 def with_durability(description: dict[str, Any], store: SegmentStore | None) -> dict[str, Any]:
-    """Add where acknowledged records are, if that is a matter of this process's configuration. store: of the stream's
-    settings; None: this process does not have it."""
+    """Add the durability class of acknowledged records, if it depends on this process's configuration. store: the one
+    that the stream's settings name; None: this process does not have it."""
     if store is not None and store.capabilities.durability:
         description["durability"] = store.capabilities.durability
     return description

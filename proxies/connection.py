@@ -43,7 +43,7 @@ TURN_MESSAGES_MAX = 256  # of one peer, handled before the other connections hav
 FRAME_S = 30.0  # a frame must be complete within this, or the connection is closed
 HELLO_BYTES_MAX = 4096  # largest frame before the Hello
 JOINED_BYTES_MAX = 64 * 1024  # up to here one copy is cheaper than a long vector of buffers
-OUTPUT_HIGH_BYTES = 512 * 1024  # above this unsent, the session is asked to stop and the peer is not read
+OUTPUT_HIGH_BYTES = 512 * 1024  # with more unsent bytes the session is asked to pause, and the peer is not read
 
 
 class Session(Protocol):
@@ -126,7 +126,7 @@ class Pause(enum.Flag):
 class Connection(asyncio.BufferedProtocol):
     """Server side of one connection of the proxy protocol.
 
-    peer: host:port of the client, as the load balancer, if any, reports it. via: host:port of the socket's peer.
+    peer: host:port of the client; behind a load balancer, what that reports. via: host:port of the socket's peer.
     """
 
     def __init__(self, reception: ConnectionServer) -> None:
@@ -445,7 +445,8 @@ class Connection(asyncio.BufferedProtocol):
 def failure(request: int, error: DLogError) -> Failed:
     """The Failed frame with `error` as the reply to `request`.
 
-    ClosedError is sent as UnavailableError: an owner ended, not a handle of the client, and another one may serve.
+    ClosedError is sent as UnavailableError: what was closed is an owner here, not the client's own handle, and another
+    owner may serve.
     """
     if isinstance(error, ClosedError):
         error = UnavailableError(error.message, location=error.location, outcome_unknown=error.outcome_unknown)

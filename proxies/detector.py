@@ -8,8 +8,8 @@ Invariants:
   connection;
 - the time limit follows the peer's earlier reply times (dlog/ownership/adaptive_timeout.py). Up to HELD_UP_MAX waits in
   a row do not count if this process itself was delayed;
-- a proxy that reports to lack what streams need, and what this proxy reaches, is suspected until it reports otherwise,
-  and told so in the replies to its pings;
+- a proxy whose ping reply says that it lacks ZooKeeper or a store is suspected if this proxy reaches what it lacks, and
+  stays suspected until a reply names nothing that it lacks. The replies to its own pings say that it is suspected;
 - replies are awaited beyond the limit: a late one ends the suspicion and raises the limit.
 """
 
@@ -30,7 +30,7 @@ from dlog.wire.proxy import Ping
 from proxies.dialling import Dialler
 from proxies.proxy_connection import ProxyConnection
 
-SUSPECTS_MAX = 1000  # named in one reply
+SUSPECTS_MAX = 1000  # addresses of suspected proxies in one ping reply
 HELD_UP_MAX = 4  # waits in a row that do not count because this process was delayed
 
 
@@ -68,7 +68,7 @@ class Detector:
         self._reaches = reaches
         self._on_event = on_event
         self._suspected: set[str] = set()
-        self._suspect_us: set[str] = set()  # addresses of those whose last reply says that they suspect this one
+        self._suspect_us: set[str] = set()  # addresses of proxies whose last ping reply says that they suspect this one
         self._limits: dict[str, AdaptiveTimeout] = {}  # by address
         self._watched: dict[str, asyncio.Task[None]] = {}
         self._probes: dict[str, asyncio.Task[bool]] = {}
@@ -85,7 +85,8 @@ class Detector:
 
     @property
     def is_suspected(self) -> bool:
-        """Whether a proxy that this one does not suspect said in its last reply that it suspects this one."""
+        """Whether a proxy that this one does not suspect said in its last ping reply that it suspects this one, for
+        whatever reason."""
         return not self._suspect_us <= self._suspected
 
     async def is_gone(self, address: str) -> bool:

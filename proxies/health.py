@@ -49,8 +49,8 @@ class Readiness:
         self._expected.add(trouble)
 
     def note(self, trouble: str, there: bool, now_s: float, *, is_needed: bool = True) -> None:
-        """Record that this trouble exists, or that it is over. is_needed: it makes the proxy unready if it lasts; else
-        it is only reported."""
+        """Record that this trouble exists (`there`), or that it is over. is_needed: the trouble makes the proxy unready
+        if it lasts; else it is only reported."""
         if there:
             self._since_s.setdefault(trouble, now_s)
         else:

@@ -1,19 +1,20 @@
 """Detects that this write proxy cannot reach ZooKeeper or a segment store, so that other proxies take its streams.
 
-A proxy that is cut off reports it to the other write proxies in its replies to their pings. One that reaches what is
-lacking suspects it, and says so in its own replies. Then the proxy that is cut off redirects its clients, and the proxy
-that a client asks next claims the stream, as if this proxy were gone.
+A proxy that is cut off reports what it lacks in its replies to the pings of the other write proxies. A proxy that
+reaches this suspects the one that is cut off, and says so in its own ping replies. Then the proxy that is cut off
+redirects its clients, and the proxy that a client asks next claims the stream, as if the first one were gone.
 
 Invariants:
-- all bookies are lacking if requests wait, no stream at all has made progress since the last check (confirmed an entry
-  or became ready), and no registered bookie accepts a connection. Slow bookies, or none registered, do not count;
-- a store is lacking if a stream that needs it makes no progress and the store's own check fails; of the store of
-  ledgers, if fewer bookies accept a connection than the stream's ensemble has, though so many are registered;
+- all bookies are lacking if requests wait, no stream at all has made progress for STUCK_S (confirmed an entry or became
+  ready), and no registered bookie accepts a connection. Slow bookies are not lacking, nor are bookies if none is
+  registered;
+- another store is lacking if a stream that needs it makes no progress and the store's own check fails. Bookies are
+  lacking for one stream if fewer of them accept a connection than its ensemble has, though as many are registered;
 - ZooKeeper is lacking if it does not respond, and a take-over, or one stream with pending requests, makes no progress.
   Owners go on without ZooKeeper, except in the moments in which they roll to the next segment;
-- only streams that make no progress are given up, and only once a peer says that it would serve in this proxy's place:
-  if no proxy reaches what is lacking, all keep their streams;
-- a process whose own checks come late reports no missing ZooKeeper or store: its delay looks the same.
+- only streams that make no progress are given up, or, if all bookies are lacking, all that have pending requests; and
+  only while a peer says that it suspects this proxy. For what a proxy lacks only peers that reach it begin to suspect;
+- a process whose own checks come late reports no missing ZooKeeper or store: its own delay looks like a missing reply.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from proxies.write.store_check import checks_of
 LOOK_S = 0.25
 STUCK_S = 0.75  # no progress for so long although requests wait
 CONNECT_S = 0.5
-STORE_S = 1.0  # for the checks of a store that is no store of ledgers
+STORE_S = 1.0  # for the checks of a store other than the one of ledgers
 PUNCTUAL_MIN = 4  # checks in a row that must have come in time; they take longer than STUCK_S
 ASKED_MAX = 8  # bookies tried at once; more only if too few of them accept
 
-METADATA, BOOKIES = "metadata", "bookies"  # also "bookies:N", fewer than N are reached, or the name of a store
+METADATA, BOOKIES = "metadata", "bookies"  # what is lacking: also "bookies:N" (fewer than N accept), or a store's name
 
 
 class Stuck(Protocol):
@@ -69,8 +70,8 @@ class Streams(Protocol):
 class DependencyCheck:
     """Finds out what one write proxy lacks.
 
-    stores: of this proxy, by name. has_peer: whether another proxy could serve in its place. is_suspected: whether
-    another proxy says that it would.
+    stores: of this proxy, by name. has_peer: whether there is another write proxy that is not suspected. is_suspected:
+    whether another proxy says that it suspects this one.
     """
 
     def __init__(
@@ -92,11 +93,11 @@ class DependencyCheck:
         self._seen = -1  # `moves` at the last check
         self._punctual = 0  # checks in a row that came in time
         self._stuck_since_s: float | None = None
-        self._next_check_s = 0.0  # of what single streams need
+        self._next_check_s = 0.0  # when the stores of streams without progress are checked again
 
     @property
     def is_unfit(self) -> bool:
-        """Whether another proxy would serve the streams that this one cannot serve."""
+        """Whether this proxy lacks something and another one suspects it, so that it is to give streams up."""
         return bool(self.lacks) and self._is_suspected()
 
     async def run(self) -> None:
@@ -149,7 +150,7 @@ class DependencyCheck:
         return now_s - self._stuck_since_s >= STUCK_S
 
     def _needs(self, stuck: Collection[Stuck]) -> list[str]:
-        """What these streams need of stores, each as `reaches` takes it."""
+        """The stores that these streams need: "bookies:N" for the store of ledgers, else the name of the store."""
         in_use = {one for stream in stuck for one in stream.stores_in_use}
         found = {name for name, _ in in_use if name != LEDGER and name in self._stores}
         ensembles = [
@@ -161,15 +162,15 @@ class DependencyCheck:
         return sorted(found)
 
     async def _reaches(self, what: str, *, if_in_doubt: bool = True) -> bool:
-        """Whether what BOOKIES, "bookies:N" or the name of a store stands for is reached. if_in_doubt: the result if
-        fewer bookies are registered, or this process was delayed."""
+        """Whether this proxy reaches a store: "bookies:N" is N bookies, BOOKIES one of them, else it is the store's
+        name. if_in_doubt: the result if fewer bookies are registered, or this process was delayed."""
         kind, _, number = what.partition(":")
         if kind == BOOKIES:
             return await self._reaches_bookies(int(number) if number.isdecimal() else 1, if_in_doubt)
         return what in self._stores and await self._reaches_store(self._stores[what], if_in_doubt)
 
     async def _reaches_bookies(self, enough: int, if_in_doubt: bool) -> bool:
-        """Whether so many bookies accept a connection."""
+        """Whether `enough` registered bookies accept a connection."""
         bookies = list(self._metadata.known_members().writable.values())
         if len(bookies) < max(1, enough):
             return if_in_doubt
@@ -192,7 +193,7 @@ class DependencyCheck:
         return False
 
     async def _reaches_store(self, store: SegmentStore, if_in_doubt: bool) -> bool:
-        """Whether the checks of a store without which no append is acknowledged find no trouble."""
+        """Whether those checks of the store find no trouble without which it acknowledges no append."""
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         try:

@@ -214,5 +214,5 @@ class ObjectControllers:
         return actor
 
     def _ended(self, owner: StreamOwnerActor, actor: ObjectControllerActor, is_deposed: bool) -> None:
-        if is_deposed:  # what it recorded last is unknown: only a new claim ends the segment, and shows it
+        if is_deposed:  # whether its last record is in the log is unknown until a new claim recovers the segment
             self._owned_streams.lost(METADATA_STREAM, owner)

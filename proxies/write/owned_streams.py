@@ -302,8 +302,8 @@ class OwnedStreams:
             self._drop(holding, StreamUnavailableError(f"the stream is being deleted: stream={stream}"))
 
     def lost(self, stream: str, owner: StreamOwnerActor) -> None:
-        """The owner lost its claim, or ended. Requests that wait are redirected, unless the next owner would meet the
-        same damage."""
+        """The owner lost its claim, or ended. Waiting requests are redirected; if damage ended it, they get that error,
+        since the next owner would meet the same damage."""
         holding = self._holdings.get(stream)
         if holding is not None and holding.owner is owner:
             owner.stop()
@@ -324,8 +324,8 @@ class OwnedStreams:
             holding.moves += 1
 
     def stuck(self, for_s: float) -> list[OwnedStream]:
-        """The take-overs, and the owners with pending requests, that have made no progress for `for_s` seconds, as far
-        as regular calls of this show it."""
+        """The take-overs, and the owners with pending requests, that have made no progress for `for_s` seconds.
+        Progress is noticed between two calls, so it must be called regularly."""
         now_s, found = self._now_s(), []
         for holding in tuple(self._asked):
             still_s = self._still_s(holding, now_s)

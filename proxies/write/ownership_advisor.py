@@ -108,9 +108,9 @@ class OwnershipAdvisor:
         return None if chosen is None or chosen.proxy == self._me else chosen.address
 
     def _place_of(self, owner: Owner) -> tuple[NetworkLocation, ...]:
-        """Where the owner stands that has not released the stream, if it is registered with a location.
-        Proxies without one, as those of older versions, choose among all, so their region would only send clients
-        from one to the other."""
+        """Where the stream's owner stands, in a tuple; empty if the owner released the stream, is not registered, or is
+        registered without a region. Proxies without a region (of older versions, too) choose among all proxies: if
+        others chose by a region there, the two would redirect clients to each other."""
         found = None if owner.released else self._metadata.known_members().write_proxies.get(owner.proxy)
         return () if found is None or found.location.region == DEFAULT_LOCATION.region else (found.location,)
 

@@ -191,7 +191,8 @@ class WriteProxy:
         return sorted(p.address for p in members if p.proxy != self.id and not self._detector.suspects(p.address))
 
     def ping_reply(self) -> dict[str, Any]:
-        """What other write proxies are told when they ping this one."""
+        """The fields of the reply to another write proxy's ping: `lacks`, what this proxy does not reach, and
+        `suspects`, addresses of the proxies that it suspects; each only if there is any."""
         told: dict[str, Any] = {}
         if self.fitness.lacks:
             told["lacks"] = self.fitness.lacks

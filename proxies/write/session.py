@@ -99,7 +99,7 @@ class WriteServerContext(dispatch.ServerContext, Protocol):
         ...
 
     def ping_reply(self) -> dict[str, Any]:
-        """What the reply to a ping tells another write proxy."""
+        """The fields of the reply to another write proxy's ping."""
         ...
 
     async def hand_over(self, stream: str, incarnation: str) -> dict[str, Any]:

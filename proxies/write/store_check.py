@@ -66,8 +66,8 @@ def checks_of(store: SegmentStore) -> tuple[StoreCheck, ...]:
 async def check_store(
     of: StoreCheck, note: Callable[[bool], None], on_event: Callable[[Event], None], *, every_s: float | None = None
 ) -> None:
-    """Check for ever. note: called after each check with whether there is trouble. on_event: once for each reason,
-    until there is none. every_s: instead of that of the check."""
+    """Check for ever. note: called after each check with whether there is trouble. on_event: called when trouble
+    begins, and whenever its reason changes. every_s: overrides the interval of the check."""
     reported = ""
     while True:
         reason = await _look(of)
