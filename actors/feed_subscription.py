@@ -68,7 +68,7 @@ class FeedSubscription:
         self.deliver(Received(SOURCE, reply))
 
     def deliver(self, fact: Fact) -> None:
-        """Post a fact, which may be shared with other readers."""
+        """Post a fact to the reader. The object may be shared with other readers."""
         if not self.is_closed:
             self.post(fact)
 

@@ -2,7 +2,8 @@
 
 Invariants:
 - a reader is closed while in use only after it was dropped; the error it then raises is retryable;
-- a dropped reader is closed, also if closing another one fails or an `open` is cancelled while it closes some.
+- every dropped reader is closed in the end, also if closing another one fails, or if an `open` is cancelled while it
+  closes dropped ones.
 """
 
 from __future__ import annotations

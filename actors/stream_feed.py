@@ -101,7 +101,7 @@ class StreamFeed:
                         self._tasks.create_task(self._tail.poll_store(), name=f"LAC from the store of {stream}"),
                     ]
                     await self._stopping.wait()
-                    # errands may wait for these loops; their readers learn of it through `on_lost`
+                    # errands may wait for these loops; the readers that they work for get `on_lost`
                     for task in (*loops, *self._errands):
                         task.cancel()
         finally:

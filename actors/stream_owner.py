@@ -33,8 +33,8 @@ from dlog.stores.contract import Capabilities, SegmentStore
 class StreamOwnerActor:
     """One stream, owned by this process from `take` until the claim is lost or handed over.
 
-    on_lac: called with every LacMoved event. on_event: called with this owner and every other event. on_end: called
-    once when `run` ends. shared: timers shared by the process, for distant times.
+    on_lac: called with every LacMoved event. on_event: called with this owner and every event but LacMoved. on_end:
+    called once when `run` ends. shared: timers shared by the process, for distant times.
     """
 
     __slots__ = (

@@ -65,8 +65,8 @@ class TailFinder:
         return now is None or now.completed or segment_key(now) != segment_key(segment)
 
     async def poll_store(self) -> None:
-        """Long-poll the store for the LAC while readers wait at the tail and no owner sends it; until cancelled. The
-        readers hear of damage; any other failure may pass."""
+        """Long-poll the store for the LAC while readers wait at the tail and no owner sends it; until cancelled. Damage
+        is passed on to the readers; any other failure may be temporary, and the poll is repeated."""
         self._pauses.reset()
         while True:
             segment = self._metadata.tail

@@ -1,8 +1,8 @@
 """Delays refusals that depend on the claim until the claim is confirmed.
 
 A refusal may state what is *not* in the log: which sequence is expected, that a repeated batch was not written, that a
-point is beyond the end, that a stage is gone and was not imported. If the owner was deposed without knowing it, that
-may be false and make the client write a batch twice.
+truncation point is beyond the end, that a stage is gone and was not imported. If the owner was deposed without knowing
+it, this may be false, and the client would write a batch twice.
 
 Invariants:
 - Such a refusal is sent only after a read of the stream's metadata, begun after the request came, showed our claim:
@@ -32,7 +32,7 @@ class Judge(Protocol):
 
 
 class DeferredRefusals:
-    """Requests with waiting refusals, by arrival."""
+    """Requests that are to be refused once the claim is confirmed, in the order in which they came."""
 
     __slots__ = ("_bytes", "_context", "_judge", "_waiting")
 
@@ -72,7 +72,7 @@ class DeferredRefusals:
         return len(self._waiting) < before
 
     def fail(self, error: DLogError, not_taken: DLogError) -> None:
-        """Refuse all; not_taken: the error of batches."""
+        """Refuse all. not_taken: the error for batches; error: for all other requests."""
         for _, ticket, request in self._waiting:
             self._context.out.append(Answer(ticket, not_taken if isinstance(request, WriteBatch) else error))
         self._waiting.clear()

@@ -1,4 +1,4 @@
-"""Requests of a reader for fresh segment lists: shows whether a list was read late enough to decide something by it."""
+"""A reader's requests for fresh segment lists: shows whether a list was read late enough to decide something by it."""
 
 from __future__ import annotations
 

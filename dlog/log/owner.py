@@ -189,7 +189,8 @@ class StreamOwnerMachine:
 
     @property
     def damage(self) -> DLogError | None:
-        """The damage that ended the claim, which the next owner meets again; None: it was something else."""
+        """The error that ended the claim if it was damage of the stream, which the next owner would meet, too; else
+        None."""
         error = self._context.claim.error
         return error if isinstance(error, DamagedError | SegmentCorruptError) else None
 
@@ -206,7 +207,8 @@ class StreamOwnerMachine:
 
     @property
     def stores_in_use(self) -> frozenset[tuple[str, StoreSettings]]:
-        """The stores, each with its settings, that the owned stream's next and last segment need; empty if not held."""
+        """The stores, each with its settings, of the stream's next segment and of its last one; empty while the claim
+        is not held."""
         value = self.value
         if value is None:
             return frozenset()

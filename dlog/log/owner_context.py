@@ -62,8 +62,9 @@ _HELD = (Phase.SERVING, Phase.DRAINING, Phase.CLOSING, Phase.RECOVERING, Phase.S
 
 
 def refusal_to_own(value: StreamMetadata) -> DamagedError | None:
-    """Why no owner can begin a segment of this stream, whatever its segments in progress hold; None: one can, or need
-    not. Every claim of such a stream would be lost again, and the next request would make another one."""
+    """The error if no segment number is left for this stream, whatever its segments in progress hold; None: one is
+    left, or the stream has ended and needs none. Such a stream is refused before it is claimed: each claim would be
+    lost again at once, and the next request would make another one."""
     lowest = value.next_number({segment.number for segment in value.in_progress})
     if lowest <= SEGMENT_MAX or value.max_txid == TXID_END_OF_STREAM:
         return None
@@ -196,7 +197,7 @@ class OwnerContext:
         return segment is not None and segment.is_seal_asked
 
     def awaits_seal(self, number: int) -> bool:
-        """Whether a seal reply answers the pending request."""
+        """Whether a reply that this segment is sealed is awaited; false for a reply about an earlier segment."""
         segment = self.writing.current
         return segment is not None and segment.number == number and segment.is_seal_asked
 

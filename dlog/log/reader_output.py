@@ -38,8 +38,8 @@ class ReaderOutput:
             self.report(ReaderEventKind.CAUGHT_UP, incarnation=incarnation)
 
     def send(self, got: EntriesGot, position: DLSN, segments_after: int, entries_after: int) -> None:
-        """Send entries from `position` on. If others follow up to the tail, as far as is known, first report how much
-        follows, and report the tail again when it is reached. A reader at the tail gets no such event.
+        """Send entries from `position` on. If more follow before the tail, as far as is known, report first how many
+        (BEHIND), and report the tail again once it is reached. A reader that gets all up to the tail gets no BEHIND.
 
         segments_after: after the position's segment. entries_after: in it.
         """

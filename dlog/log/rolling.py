@@ -5,7 +5,7 @@ Invariants:
 - the next segment takes entries only after the current one is drained and sealed; writes wait meanwhile, none is
   refused;
 - a segment ends at the size and the age that the stream's settings had when it was opened, and at RECORDS_MAX records;
-- a segment that is begun after an alteration of the settings was answered has the altered ones.
+- a segment that is begun after an alteration of the settings was answered has the new settings.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dlog.machine import SetTimer
 from dlog.model.segment import Segment, StreamSettings
 
 AGE_TIMER = ("age",)
-#: records of a segment, after which the next one begins. Entries have positions of 32 bits, Java counts records up to
-#: 2**31 - 1, and a segment takes entries until the next one is listed
+#: records of a segment after which the next one begins. A record's position in its segment has 32 bits, Java counts
+#: records up to 2**31 - 1, and a full segment takes entries until the next one is listed
 RECORDS_MAX = 2**30
 _DEFAULTS = StreamSettings()
 

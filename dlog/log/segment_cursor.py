@@ -131,8 +131,9 @@ class SegmentCursor:
         return True
 
     def note_failed(self, question: SourceQuestion, error: DLogError, lists: ListRequests) -> bool:
-        """Whether a request in flight failed; then it is over, and to be repeated. While a segment is in progress, its
-        store may not know it yet, or not any more; only damage counts against it."""
+        """Record that a request failed. Returns whether it was the one in flight, which is to be repeated then. While a
+        segment is in progress its store may not know it yet, or not any more: of failed LAC requests for such a segment
+        only damage is held against it."""
         if question == self._asked:
             self._asked, is_of_store = None, True
         elif isinstance(question, WatchLac) and question == self._watched:

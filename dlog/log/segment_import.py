@@ -70,8 +70,8 @@ class _PendingImport:
     asked: set[str] = field(default_factory=set)
     found: dict[str, Stage] = field(default_factory=dict)
     error: DLogError | None = None
-    is_gone: bool = False  # a stage is, so that an heir of ours may have imported it
-    is_confirmed: bool = False  # the claim was, since the request came
+    is_gone: bool = False  # a stage does not exist (any more): a later owner may have imported it
+    is_confirmed: bool = False  # metadata that was read after the request came shows our claim
     change: ListImportedSegments | RecordSinkBatch | None = None
 
 
@@ -108,7 +108,8 @@ class SegmentImport:
         return head if isinstance(head, _PendingImport) else None
 
     def ask(self, ticket: Ticket, request: ImportStages | AppendSinkBatch, *, is_confirmed: bool = False) -> None:
-        """is_confirmed: see dlog/log/deferred_refusals.py."""
+        """Queue the request behind those that wait, or refuse it. is_confirmed: metadata that was read since it came
+        shows our claim (see dlog/log/deferred_refusals.py)."""
         if len(self._waiting) >= WAITING_MAX:
             self._answer(ticket, OverCapacityError("too many sink batches wait for this stream, try later"))
         elif isinstance(request, ImportStages) and len(dict(request.parts)) < len(request.parts):

@@ -5,8 +5,8 @@ Invariants:
   known, and one compare-and-set has completed these segments and listed the next one;
 - after a failure, entries in flight that recovery found are answered as written; the other batches are appended again
   in their old order;
-- of a segment that its store has removed nothing is reported to followers: what they know of it may be more than this
-  owner knows.
+- the end of a segment that its store has removed is not reported to followers: they may know of more entries in it than
+  this owner, which cannot read it any more.
 """
 
 from __future__ import annotations

@@ -34,9 +34,11 @@ class StreamTruncation:
 
     @property
     def end(self) -> DLSN | None:
-        """The DLSN after the last confirmed record; None while a segment is being recovered, while the last one listed
-        is that of a Java writer, which took over without our claim, or while none is listed: numbers of dropped empty
-        segments are used again, perhaps by such a writer that this owner does not know of."""
+        """The DLSN after the last confirmed record. None while it is not certain:
+        - while a segment is being recovered;
+        - while the last segment listed is not ours but a Java writer's, which took over without a claim;
+        - while none is listed: the number of a dropped empty segment is used again, perhaps by a Java writer that this
+          owner does not know of."""
         t = self._context
         segment, listed = t.writing.current, t.value.segments
         if segment is not None:
@@ -49,8 +51,9 @@ class StreamTruncation:
 
     def ask(self, ticket: Ticket, dlsn: DLSN, *, is_confirmed: bool = False) -> bool:
         """Truncate; answered with the first readable DLSN once metadata is changed. A point beyond the end is refused:
-        records written later would be lost as soon as they are acknowledged. False: that refusal needs a claim that
-        `is_confirmed` (see dlog/log/deferred_refusals.py)."""
+        records written later would be lost as soon as they are acknowledged. Returns False, without an answer, if it
+        is to be refused and the claim is not confirmed yet: call again with `is_confirmed` (see
+        dlog/log/deferred_refusals.py)."""
         t = self._context
         end = self.end if t.is_held else None
         if end is None:
