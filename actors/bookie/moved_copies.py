@@ -5,10 +5,10 @@ Every `gc_moved_s` it reads the metadata of all ledgers of this bookie. The copi
 the other, found moved away are freed.
 
 Invariants:
-- nothing is freed while the metadata store's instance id differs from that of the bookie's cookie, or while it lacks
-  this bookie's last mark: it went back (dlog/bookie/garbage_collection.py).
-- what the bookie held when metadata went back is freed only once metadata has named this bookie for it since: metadata
-  that names others may be that of a new ledger with the same id.
+- nothing is freed while the metadata store's instance id differs from that of the bookie's cookie, or while the store
+  lacks this bookie's last mark, because it was restored to an earlier state (dlog/bookie/garbage_collection.py).
+- copies of a ledger that the bookie held at such a restore are freed only once metadata has named this bookie for the
+  ledger since then: metadata that names other bookies may be of a new ledger with the same id.
 """
 
 from __future__ import annotations
@@ -71,10 +71,11 @@ class MarkedLedgers(LedgerMetadataStore, Cookies, Protocol):
 
 
 class MovedCopiesCollection:
-    """The looks of one bookie.
+    """Looks for copies that were moved away from one bookie, and frees them.
 
-    instance: of the cluster, from its cookie. record: its marks as of now. perform: gives a fact to the state machine
-    of the bookie; drop: gives CopiesToFree to it, and returns the ledgers that failed once the index is rewritten.
+    instance: of the cluster, from the bookie's cookie. record: returns its current marks. perform: gives a fact to the
+    state machine of the bookie. drop: gives it CopiesToFree, and returns the ledgers whose copies could not be freed,
+    once the index is rewritten.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class MovedCopiesCollection:
         return freed
 
     async def _find(self, chain: int) -> frozenset[LedgerId]:
-        """The ledgers of this bookie that are moved away, by their metadata. chain: the current one."""
+        """The ledgers of this bookie that are moved away, by their metadata. chain: the current chain of marks."""
         seen = self._machine.known()
         left = [ledger for ledger in self._machine.with_entries() if seen[ledger] in (NEVER_SEEN, chain)]
         found: set[LedgerId] = set()

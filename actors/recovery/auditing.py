@@ -3,7 +3,7 @@
 Invariants:
 - The state machine exists only while this process is elected and repair is not disabled; at the next election another
   one begins, with every delay.
-- What a scan needs in memory is one page of ledgers; of marked ledgers a few numbers are kept.
+- A scan keeps one page of ledgers in memory. Of each marked ledger a few numbers are kept.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Counts what all marked ledgers lack, for the metrics of the auditor.
 
-A bookie that a ledger's mark names counts as holding none of its entries. One that came back may have them all: so the
-numbers are upper bounds until a worker has read its copies and the mark is gone.
+A bookie that a ledger's mark names counts as holding none of its entries. A bookie that came back may hold them all, so
+the numbers are upper bounds until a worker has read its copies and deleted the mark.
 
-Bounded: at most SUMMARY_MAX marks are read by one look, and the metadata of READS_MAX of their ledgers.
+Bounded: one look reads at most SUMMARY_MAX marks, and the metadata of at most READS_MAX marked ledgers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class _Counted:
 
 
 class MarkCounter:
-    """Keeps what each marked ledger lacks. read: reads a ledger's metadata, and raises no DLogError."""
+    """Keeps, for each marked ledger, how many of its entries lack copies. read: reads a ledger's metadata; it returns
+    failures as outcomes and raises no DLogError."""
 
     def __init__(self, marks: ZooKeeperUnderreplication, read: Callable[[LedgerId], Awaitable[SeenOutcome]]) -> None:
         self._marks = marks
@@ -55,7 +56,8 @@ class MarkCounter:
         return summary
 
     async def count(self) -> MissingCopies:
-        """What the ledgers of the last `read_marks` lack together; metadata that was not read lately is read."""
+        """The sum over the ledgers of the last `read_marks`. Reads metadata that was not read for RECOUNT_S, of
+        READS_MAX ledgers at most; ledgers whose metadata was never read count as 0."""
         counted, now_s = self._counted, asyncio.get_running_loop().time()
         due = [ledger for ledger, found in counted.items() if now_s - found.read_s >= RECOUNT_S]
         due = sorted(due, key=lambda ledger: counted[ledger].read_s)[:READS_MAX]

@@ -13,8 +13,8 @@ Invariants:
 - No copy of a bookie is moved while its planned restart is not over: it may be back in a moment. A ledger that lacks
   only such bookies waits; one that lost others, too, is repaired for those, and keeps its mark.
 - A mark is deleted only after a repair that left nothing out; after a failure it stays, an event says why, and the
-  ledger waits: `backoff_s`, doubled after each further failure. If it failed for want of bookies, it waits no longer
-  than until one is registered, or writable, that was not when the attempt began.
+  ledger waits: `backoff_s`, doubled after each further failure. If it failed for want of bookies, the wait ends as soon
+  as a bookie is registered that was not when the attempt began, or has changed between writable and read-only.
 - A worker that ends anywhere leaves a lock that ends with the session; nothing else needs cleaning up.
 - A ledger that fails does not keep others waiting: all marked ledgers are listed in turn, CANDIDATES_MAX at once.
 - State is kept of the ledgers that failed or wait, PUT_OFF_MAX at most.
@@ -88,7 +88,7 @@ class _PutOff:
 
     failures: int = 0
     not_before_s: float = 0.0
-    lacked: Available | None = None  # it failed for want of others than these; None: for another reason
+    lacked: Available | None = None  # the bookies with which it failed, if others might help; else None
     open_since_s: float | None = None  # when its last ensemble, not closed, was first found with a lost bookie
     #: last ensemble of an open ledger, and bookies that are back and have all their copies below it
     verified_below: tuple[Fragment, frozenset[BookieId]] | None = None
@@ -190,7 +190,7 @@ class RepairWorkers:
         self._candidates.extend(found)
 
     def _look_available(self) -> Available:
-        """The bookies that are available now; one object as long as they are the same."""
+        """The registered bookies now; the same object as before if they have not changed."""
         now = self._ledgers.available_bookies()
         if now != self._available:
             self._available = now
@@ -231,7 +231,8 @@ class RepairWorkers:
                 self._on_event(MarkCompleted(ledger, total.copied_entries, total.copied_bytes))
 
     async def _attempt(self, marked: MarkedLedger, available: Available) -> Repaired | None:
-        """Repair the ledger; None: it is put off. available: bookies when it began. Raises DLogError."""
+        """Repair the ledger; None: it is put off. available: the registered bookies when the attempt began. Raises
+        DLogError."""
         ledger = marked.ledger
         if marked.mark is None:
             self._fail(ledger, self._marks.damage(ledger))
@@ -358,7 +359,7 @@ class RepairWorkers:
     # ---- what failed -------------------------------------------------------------------------------------------------
 
     def _fail(self, ledger: LedgerId, reason: str, lacked: Available | None = None) -> None:
-        """Put off a ledger. lacked: what was available, if other bookies might help."""
+        """Put off a ledger. lacked: the bookies that were registered, if others might help; else None."""
         put_off = self._state(ledger)
         put_off.lacked = lacked
         again_s = min(self._options.backoff_max_s, self._options.backoff_s * 2.0**put_off.failures)

@@ -71,7 +71,7 @@ class WriteCache:
 
 
 class ReadCache:
-    """An LRU cache of entries, bounded by bytes. unused_bytes: of entries that were put as read ahead and not taken
+    """An LRU cache of entries, bounded by bytes. unused_bytes: of entries that were put as read ahead and were not got
     since."""
 
     __slots__ = ("_bytes_max", "_entries", "_unused", "bytes", "unused_bytes")

@@ -37,7 +37,7 @@ from dlog.machine import Emit, Missing, Outcome, OutcomeUnknown, Versioned
 
 CHAIN_MAX = 126  # with these two, stored in seven bits of a ledger's row
 NEVER_SEEN = 0
-HELD_BEFORE = 127  # never seen, and held when a chain ended
+HELD_BEFORE = 127  # never seen, and the bookie held it when a chain ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ class LedgersListed:
 
 @dataclass(frozen=True, slots=True)
 class LedgersRead:
-    """Result of ReadLedgers. Ledgers in neither set could not be read. elsewhere: those present whose metadata names
-    only other bookies."""
+    """Result of ReadLedgers. Ledgers that are neither present nor missing could not be read. elsewhere: ledgers among
+    the present ones whose metadata names only other bookies, or cannot be decoded."""
 
     present: frozenset[int]
     missing: frozenset[int]

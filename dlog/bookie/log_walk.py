@@ -108,7 +108,7 @@ def _item_at(window: _Window, at: int, end: int) -> tuple[LogRecord | None, int]
 
 
 def _item_behind_damage(window: _Window, at: int, end: int) -> tuple[LogRecord | None, int] | None:
-    """As _item_at, where most offsets are no item's: the few bytes that show it are looked at first."""
+    """As `_item_at`, for offsets where most often no item begins: it first looks at the few bytes that show this."""
     head = window.read(HEAD_BYTES + _IDS.size, at)
     length = int.from_bytes(head[:4], "big")
     if length != SECTION_WORD:

@@ -5,8 +5,8 @@ Invariants:
 - "No such entry" is answered only if no checkpoint ended since the disk was asked: entries move from memory to the
   index at that moment, and the reader looks again.
 - At most `reads_waiting_max` requests wait for the disk; a further one is refused.
-- What is read ahead and not used yet takes about half of the read cache at most. So it is used before it is evicted,
-  however many readers there are; each reads ahead the less, the more they are.
+- Entries that were read ahead and not used yet take at most about half of the read cache. So they are used before they
+  are evicted, however many readers there are: the more readers, the less each of them reads ahead.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from dlog.wire.framing import Buffer
 Outcome = Buffer | Code | None  # packet; NO_ENTRY or an error; None: not in the result, look again
 Resume = Callable[[Any, Outcome, list[Any]], None]
 _Waiter = tuple[int, Resume, Any]  # entry, function to resume with, its argument
-_AHEAD_SHARE = 4  # one request reads ahead at most this part of what the read cache has room for
-_GAP_MAX = 4  # entries that wait are read together if the next one is at most this far behind
+_AHEAD_SHARE = 4  # one request reads ahead at most a quarter of what the read cache has room for
+_GAP_MAX = 4  # two entries that are waited for are read together if their ids differ by at most this
 
 
 @dataclass(slots=True, eq=False)
 class _Fetching:
-    """A read from disk of up to `entries` entries from `entry` on, and the requests that wait for them. ahead: bytes of
-    those that none waits for, at most."""
+    """A read from disk of up to `entries` entries from `entry` on, and the requests that wait for them. ahead: upper
+    bound of the bytes of entries that no request waits for."""
 
     ledger: int
     entry: int
@@ -54,7 +54,7 @@ class StoredReads:
         self._cache = cache
         self._read_cache = ReadCache(options.read_cache_bytes)
         self._limbo = limbo
-        self._ahead = 0  # bytes that are being read ahead, at most
+        self._ahead = 0  # upper bound of the bytes that are being read ahead
         self._tokens = 0
         self._fetches: dict[int, _Fetching] = {}
         self._fetches_of: dict[int, list[_Fetching]] = {}
@@ -193,7 +193,7 @@ class StoredReads:
             self._ask_together(ledger, together, out)
 
     def _lies_near(self, entry: int, before: list[_Waiter]) -> bool:
-        """Whether one read of the disk is better than two."""
+        """Whether the entry is so close behind those in `before` that one read of the disk is to get them all."""
         return entry - before[-1][0] <= _GAP_MAX and entry - before[0][0] < self._options.read_ahead_entries
 
     def _ask_together(self, ledger: int, waiters: list[_Waiter], out: list[Any]) -> None:

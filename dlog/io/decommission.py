@@ -7,8 +7,8 @@ Invariants:
   cookie is deleted in one that fails if it is registered, or if that version is not the one of before the scan. So one
   that is forgotten never serves again. (Java's bookies look at their cookie at their start only.)
 - Nothing but marks and the bookie's own znodes is changed, so it may be interrupted anywhere and run again.
-- What it says that ledgers wait for it has read since the look before. Failures are in the memory of workers: of a
-  ledger for which it sees no other reason it says only that no worker has locked it for `_IDLE_LOOKS` looks.
+- Each look reads anew what the ledgers wait for. Failures of repairs are only in the memory of workers: of a ledger
+  without another reason to wait it reports only that no worker has locked any ledger for `_IDLE_LOOKS` looks.
 
 Source: BookKeeper `BookKeeperAdmin.decommissionBookie`, which does not say why it waits.
 """
@@ -69,8 +69,8 @@ class StillRegisteredError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class WaitingLedgers:
-    """Ledgers that wait for the same. first: the lowest ids, at most NAMED_MAX. is_moving: workers are at them or come
-    to them next; otherwise they wait for what `reason` says."""
+    """Ledgers that wait for the same reason. first: the lowest ids, at most NAMED_MAX. is_moving: workers are repairing
+    them or will do so next; otherwise they wait until what `reason` names is done."""
 
     reason: str
     ledgers: int
@@ -97,8 +97,8 @@ class Decommissioned:
 
 
 class _Use(NamedTuple):
-    """One way in which ledgers use the bookie. is_written: it is the last ensemble of a ledger that is not closed; else
-    holders: of each entry that the bookie should hold, all bookies that should."""
+    """An ensemble with the bookie, as one or more ledgers have it. is_written: it is the last ensemble of a ledger that
+    is not closed. holders: otherwise, the write sets of the entries that the bookie should hold."""
 
     quorum: Quorum
     policy: PlacementPolicy
@@ -109,8 +109,9 @@ class _Use(NamedTuple):
 
 @dataclass(slots=True)
 class _Scanned:
-    """Ledgers of one reading of all metadata, in order of their ids. named: those that name the bookie, how they use
-    it, and are not known to be done. unmarked: of these, with the error. unread: whose metadata cannot be read."""
+    """Result of reading the metadata of all ledgers, in order of their ids. named: ledgers that name the bookie and are
+    not known to be repaired, with how they use it. unmarked: those of them that could not be marked, with the error.
+    unread: ledgers whose metadata cannot be read."""
 
     named: dict[LedgerId, tuple[_Use, ...]] = field(default_factory=dict)
     unmarked: dict[LedgerId, str] = field(default_factory=dict)
@@ -275,8 +276,8 @@ class _Diagnosis:
         self._report(found)
 
     async def _note_marks(self, scanned: _Scanned) -> set[LedgerId]:
-        """Take ledgers without a mark for the bookie out of those that name it; the next scan reads them again. Returns
-        those whose mark cannot be read or decoded."""
+        """Remove ledgers that have no mark for the bookie any more from `scanned.named`; the next scan reads their
+        metadata again. Returns the ledgers whose mark cannot be read or decoded."""
         undecoded = set[LedgerId]()
         marked = (ledger for ledger in scanned.named if ledger not in scanned.unmarked)
         looked_at = list(islice(marked, _LOOKED_AT_MAX))

@@ -315,8 +315,8 @@ class Ledgers:
     ) -> tuple[BookieId, ...] | None:
         """Choose an ensemble whose members all confirm that they hold none of the ledger; None: a bookie holds some.
 
-        All registered bookies are asked. A member of the ensemble that does not confirm in time is replaced as long as
-        there are enough others; another bookie that does not is passed over, and not asked while in quarantine.
+        All registered bookies are asked, but those in quarantine only if they are members of the ensemble. A member
+        that does not confirm in time is replaced while there are enough others. Others need not reply.
         """
         silent: set[BookieId] = set()
         give_up_s = self._clock.monotonic_s() + self.options.vet_all_s

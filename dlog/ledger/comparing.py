@@ -178,7 +178,7 @@ class _Part:
 
     @property
     def entries(self) -> int:
-        """How many they are; `len` fails for 2**63."""
+        """The number of `ids`; `len` of a range fails for 2**63."""
         ids = self.ids
         return (ids[-1] - ids[0]) // self.modulus + 1 if ids else 0
 
@@ -409,7 +409,7 @@ class LedgerComparer:
         return entries
 
     def _parts_of(self, value: LedgerMetadata) -> Iterator[_Part]:
-        """The ledger in parts, in order of first entries, as far as bookies hold it."""
+        """The ledger in parts, in order of first entries, up to the last entry that a bookie in reach holds."""
         quorum = value.quorum
         modulus = 1 if quorum.ensemble == quorum.write else quorum.ensemble
         width = SUMMARY_IDS_MAX * modulus
@@ -439,7 +439,8 @@ class LedgerComparer:
         return False
 
     def _note_rest(self, part: _Part) -> None:
-        """No bookie in reach holds an entry of this part, the rest of an ensemble's entries."""
+        """Record as missing this part, the rest of an ensemble's entries, of which no bookie in reach holds any.
+        Bookies that reported IO_ERROR before are left out: what they do not hold may be lost."""
         for bookie in part.members:
             if bookie not in self._out_of_reach and bookie not in self._doubted:
                 self._missing.append(_missing(part, bookie, part.first, part.last, part.entries))

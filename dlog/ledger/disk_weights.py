@@ -22,7 +22,8 @@ UNKNOWN = 1.0
 
 
 class DiskWeights:
-    """Free bytes of bookies, as reported in rounds of questions. multiple_max: at least 1."""
+    """Free bytes of bookies, as reported in rounds of questions. multiple_max: how many times as often as the median
+    bookie an emptier one may be chosen; at least 1."""
 
     def __init__(self, multiple_max: float) -> None:
         assert multiple_max >= 1.0, "no bookie is chosen less often for being emptier than the median"

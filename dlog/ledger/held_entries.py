@@ -11,13 +11,13 @@ from dlog.machine import Effect, Send
 from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from dlog.wire.bookie import Code, EntryRead, ReadEntry
 
-LAST_HELD = EntryId(-1)  # a read of it, and the reply, are of the last entry that the bookie holds
+LAST_HELD = EntryId(-1)  # entry id of a read, and of its reply, that asks for the last entry that the bookie holds
 _IDS = struct.Struct(">qq")
 
 
 class LastHeldEntries:
-    """The last entry that each bookie said it holds, from one read of each. Bookies check the ids of what they serve,
-    so those in the packet count even if its digest does not verify."""
+    """The last entry that each bookie says it holds, by one read of LAST_HELD from each. The ids in the packet count
+    even if its digest does not verify: bookies check the ids of what they serve."""
 
     __slots__ = ("_asked", "_last", "_ledger")
 
@@ -27,14 +27,14 @@ class LastHeldEntries:
         self._last: dict[BookieId, int] = {}
 
     def ask(self, bookies: Iterable[BookieId], out: list[Effect]) -> None:
-        """Ask those that are not being asked and have not said it."""
+        """Ask those of these bookies that have not replied and are not being asked."""
         for bookie in bookies:
             if bookie not in self._last and bookie not in self._asked:
                 self._asked.add(bookie)
                 out.append(Send(bookie, ReadEntry(self._ledger, LAST_HELD)))
 
     def ask_again(self, bookies: Sequence[BookieId], out: list[Effect]) -> None:
-        """Ask also those that have said it."""
+        """As `ask`, but drop earlier replies of these bookies first."""
         for bookie in bookies:
             self._last.pop(bookie, None)
         self.ask(bookies, out)
@@ -45,7 +45,7 @@ class LastHeldEntries:
         return bool(self._asked)
 
     def note_read(self, bookie: BookieId, answer: EntryRead) -> bool:
-        """Record a reply to a read of LAST_HELD. Returns False if it does not say which entry that is."""
+        """Record a reply to a read of LAST_HELD. Returns False if it does not show which entry is the last one."""
         self._asked.discard(bookie)
         if answer.code in ABSENT:
             self._last[bookie] = NO_ENTRY

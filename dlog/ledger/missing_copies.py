@@ -1,7 +1,7 @@
 """How many entries of a ledger have too few copies, by metadata alone: no bookie is asked.
 
-Counted are entries whose fate is decided, as in dlog/ledger/repair.py: up to the last entry of a closed ledger, else up
-to the last ensemble. How many entries that one has only its bookies know.
+As in dlog/ledger/repair.py, only entries whose fate is decided are counted: those of a closed ledger up to its last
+entry, those of another one below its last ensemble, since only bookies know how many entries that one has.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from dlog.model.ledger import LedgerMetadata
 
 @dataclass(frozen=True, slots=True)
 class MissingCopies:
-    """below_write_quorum, below_ack_quorum: entries with fewer than Qw and with fewer than Qa copies; the first number
-    includes the second. length: of the first, bytes of payload, at the average size of the ledger's entries; 0 for a
-    ledger that is not closed, whose metadata has no length."""
+    """Entries of one or more ledgers that lack copies.
+
+    below_write_quorum, below_ack_quorum: number of entries with fewer than Qw and with fewer than Qa copies; the first
+    number includes the second. length: estimated bytes of payload of those below Qw, by the average size of the
+    ledger's entries; 0 for a ledger that is not closed, whose metadata has no length.
+    """
 
     below_write_quorum: int = 0
     below_ack_quorum: int = 0

@@ -132,7 +132,7 @@ class Stripe:
         return [self.ensemble[i] for i in self.quorum.write_set(entry)]
 
     def fellows(self) -> list[BookieId]:
-        """The bookies that should hold entries of the stripe."""
+        """All bookies that should hold entries of the stripe, its own among them."""
         sets = map(self.quorum.write_set, range(self.quorum.ensemble))
         fellows = {index for held_by in sets if self.index in held_by for index in held_by}
         return [self.ensemble[i] for i in sorted(fellows)]
@@ -369,11 +369,12 @@ class StripeCopying:
         return bool(self._unasked)
 
     def _serves_no_more(self, bookie: BookieId) -> bool:
-        """Whether a source serves none of the entries that are not begun."""
+        """Whether a source serves none of the entries from `_next` on: it was given up, or said that it holds none."""
         return self._health.is_given_up(bookie) or self._held.ends_below(bookie, self._next)
 
     def _leave_rest(self) -> None:
-        """No source serves what is not begun: that is unreadable, or blocked if bookies out of reach may have it."""
+        """No source serves the entries from `_next` on: list them as unreadable, or, if bookies out of reach may have
+        them, as blocked."""
         reasons = {
             bookie: f"holds no entry above {self._held.last_of(bookie)}"
             if self._held.ends_below(bookie, self._next)
@@ -464,5 +465,5 @@ class StripeCopying:
 
 
 def _reason(reasons: Mapping[BookieId, str]) -> str:
-    """Why no source can serve an entry."""
+    """The text that says why no source can serve an entry. reasons: by source."""
     return "; ".join(f"{bookie}: {why}" for bookie, why in reasons.items()) or "it had no other copy"

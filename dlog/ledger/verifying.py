@@ -7,8 +7,8 @@ Invariants:
 - entries are judged in order. Findings are kept as ranges of neighbouring entries, at most RANGES_MAX of each
   bookie; ranges beyond are counted;
 - entries above the last one that any bookie of their ensemble holds are not asked for one by one, but judged as one
-  range: metadata may name a last entry far above it. Bookies that are lost are waited for: PAUSES_MAX pauses, if
-  no other one has more entries; then they count as if they held none.
+  range: metadata may name a last entry far above it. If only lost bookies may hold more entries, they are asked again
+  after each of PAUSES_MAX pauses; after that they count as if they held none.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class _Findings:
     def add(
         self, bookie: BookieId, entry: EntryId, kind: str, why: str, is_wrong: bool, last: EntryId | None = None
     ) -> None:
-        """Note a bad copy, of the next entry that the bookie should hold; all those up to `last`, if it is given."""
+        """Note a bad copy of `entry`, the next one that the bookie should hold. last: all its copies up to this entry
+        are bad; None: only this one."""
         found, last = self._open.get(bookie), entry if last is None else last
         if found is not None and found.kind == kind:
             self._open[bookie] = replace(found, last=last, is_wrong=found.is_wrong or is_wrong)
@@ -196,7 +197,7 @@ class LedgerVerifier:
         self._next = EntryId(self._next + 1)
 
     def _judge_rest(self, ensemble: tuple[BookieId, ...]) -> None:
-        """Judge all entries from the next one to the end of its ensemble: no bookie serves one."""
+        """Judge all entries from the next one to the end of its ensemble, none of which any bookie serves."""
         first, quorum = self._next, self._metadata.quorum
         upcoming = [fragment.first_entry for fragment in self._metadata.fragments if fragment.first_entry > first]
         last = EntryId(min([self._last, *(entry - 1 for entry in upcoming)]))

@@ -4,8 +4,8 @@ ZooKeeper assigns the ids. If it is restored from a backup it assigns some a sec
 entries of the first ledger, which readers could be served.
 
 Invariants:
-- an id is used only if every member of its ensemble replied NO_LEDGER, for which no reply, or another one, is not
-  enough, and no other registered bookie replied that it holds something.
+- an id is used only if every member of the ensemble replied NO_LEDGER, and no other registered bookie replied that it
+  holds something. A member without a reply, or with another error, does not count as one that holds nothing.
 
 Source: BookKeeper, ReadEntry with entry id -1; Java's bookies support it too.
 """
