@@ -91,7 +91,7 @@ class Batch:
         self.generation = -1  # of the producer id that `sequence` belongs to
         self.carried = False  # not written under an older generation, moved to the present one
         self.may_be_written = False  # an attempt was not answered, or its outcome is unknown
-        self.may_arrive_late = False  # such an attempt is not in the log; if its frame still comes, it may be written
+        self.may_arrive_late = False  # the owner found such an attempt not written; its frame may still reach an owner
         self.done = False
         self.listeners: list[BatchListener] = []
 

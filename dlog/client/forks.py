@@ -10,7 +10,7 @@ count = 0  # how many forks lie between the process that first imported this mod
 
 
 def check(before: int, *, outcome_unknown: bool = False) -> None:
-    """Raise ClosedError in a child process. before: `count` when the client was made."""
+    """Raise ClosedError if this process was forked since the client was made. before: `count` at that time."""
     if before != count:
         raise ClosedError(
             "this client belongs to the parent process; open another one after the fork",

@@ -248,11 +248,12 @@ class Pipeline:
 
 
 async def finish_after(error: Exception, pipeline: Pipeline) -> None:
-    """For `append_many`, after `error` of a call of its pipeline, or of the source of its records: wait until all
+    """Called by `append_many` after `error`, raised by its pipeline or by the source of its records: wait until all
     records appended before are written and reported.
 
-    If one of them fails, or `on_written` raises, raises that failure. Otherwise raises a copy of a DLogError which
-    says so, and returns if `error` is another one, with a note. Cancelling stops the wait only.
+    If one of them fails, or `on_written` raises, raises that failure. Otherwise raises a copy of `error` that says how
+    many are written if it is a DLogError; if not, adds that to it as a note, and returns. Returns at once if `error` is
+    the pipeline's failure. Cancelling stops the wait only.
     """
     if pipeline._has_raised:
         return  # `error` is the failure

@@ -42,8 +42,8 @@ class ProducerIdentity:
         """Whether no failed batch may still be written: each was refused at its only attempt, or the log has
         acknowledged a batch of a later generation, or the stream was deleted.
 
-        A sealed stream is no such case: its owner refuses batches with EndOfStreamError from the beginning of the seal
-        on, and may lose the stream before the seal is durable.
+        That the stream is sealed does not suffice: its owner refuses batches with EndOfStreamError as soon as it begins
+        to seal, and may lose the stream before the seal is durable.
         """
         return self.incarnation is None or self._doubtful_generation < self._acknowledged_generation
 

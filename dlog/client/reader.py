@@ -71,7 +71,7 @@ class ReadSession:
         self._arrived: tuple[int, int] | None = None  # of the last entry that came over this connection
         self._announced: tuple[int, int | None] | None = None  # what follows the next frame: segments, entries
         self._end: tuple[int, int | None] | None = None  # segment and entry where the stream ends, if known
-        self._is_tail_reported = False  # all that the stream has came over this connection
+        self._is_tail_reported = False  # the proxy reported the tail: everything before it came over this connection
         self._start = start
         self._follow = follow
         self._router = router

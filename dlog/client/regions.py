@@ -181,9 +181,9 @@ class Regions:
         )
 
     async def delete(self, name: str) -> None:
-        """Delete the region that is there when the call begins, with all its records; without one, what is left of one
-        that was deleted half. Idempotent: a region of the name that is created later is left alone, however long this
-        call takes. Only with Kafka before 2.8, which has no topic ids, it may be deleted in its place.
+        """Delete the region that is there when the call begins, with all its records. If there is none, delete what an
+        interrupted deletion left. Idempotent: a region of the name that is created later is left alone, however long
+        this call takes. Only with Kafka before 2.8, which has no topic ids, it may be deleted in its place.
 
         Raises UnavailableError. After that, or if it is cancelled, a part may be deleted: call it again.
         """
@@ -219,14 +219,14 @@ class Regions:
 
 
 def _guarded(on_event: Callable[[Event], None]) -> Callable[[Event], None]:
-    """`on_event`, whose exceptions are logged: it runs inside the region's driver, which they would end."""
+    """Wrap `on_event` so that its exceptions are logged: it runs inside the region's driver, which they would end."""
 
     def guarded(event: Event) -> None:
         try:
             on_event(event)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException:  # noqa: BLE001 - a CancelledError of it cancels no task, and would leave callers waiting
+        except BaseException:  # noqa: BLE001 - a CancelledError of it cancels nothing; callers would wait for ever
             _log.exception("on_event raised, the region goes on: event=%s", type(event).__name__)
 
     return guarded
@@ -408,7 +408,7 @@ class Region:
         await self._close(saves=True)
 
     async def _close(self, *, saves: bool) -> None:
-        """saves: with a snapshot at the end; it goes to the meta topic that has the name by then."""
+        """As `close`. saves: whether a snapshot is saved before the end; `delete` leaves it out."""
         self._is_closing = True
         if not self._driver.ended:
             if not self.has_ended:

@@ -257,8 +257,8 @@ class DirectoryTopics:
 
     @contextmanager
     def _locked(self, topic: str, topic_id: str = "") -> Iterator[str]:
-        """Hold the lock of an existing topic, and look for unconfirmed frames (`_recover`) inside; after an error the
-        next to hold it does so."""
+        """Hold the lock of an existing topic. The caller looks for unconfirmed frames (`_recover`) inside, so that a
+        later `read` need not, unless there was an error."""
         with self._held(topic, topic_id) as directory:
             yield directory
             self._recovered.add(topic)
@@ -278,7 +278,7 @@ class DirectoryTopics:
                 yield directory
 
     def _id(self, directory: str) -> str:
-        """The topic's id; "": it was not asked for yet."""
+        """The topic's id; "": none was drawn yet."""
         return (read_file(self._disk, directory, "id") or b"").decode(errors="replace")
 
     def _first(self, directory: str) -> int:

@@ -18,7 +18,7 @@ _NONE = bytes(_ID_BYTES)
 
 
 class _TopicId(AbstractType[str]):  # type: ignore[misc]  # aiokafka has no types
-    """A topic id, as hex; "": none, a broker that was upgraded may not have given it yet."""
+    """A topic id, as hex; "": the topic has none (yet), as soon after an upgrade of the brokers."""
 
     @classmethod
     def encode(cls, value: str) -> bytes:

@@ -36,9 +36,10 @@ class RegionTopics:
     """The two topics of one region. paths: their names. is_owner: for the owner of the region; with the option
     `transactional_ids` Kafka's brokers then refuse what former owners append to the data topic.
 
-    ids: of the topics, from before the region is loaded: only these are changed, so that an owner whose region was
-    deleted and created again does not touch the next one. Kafka's batches are not checked; they do not count there.
-    Empty: no region has the name of an earlier one.
+    ids: of the topics, from before the region is loaded: only topics with these ids are changed, so that an owner whose
+    region was deleted and created again does not touch the next one. Not checked are entries that go to Kafka: a batch
+    counts only behind its owner's fence. (Entries of format 0 have no fence, and may count in the next region: of that
+    format callers see to it that one process writes.) Empty: nothing is checked, since names of regions are not reused.
     """
 
     def __init__(

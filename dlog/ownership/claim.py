@@ -52,7 +52,8 @@ class ClaimState(enum.Enum):
 class Claim:
     """One claim, from the first request to its loss. A new claim needs a new Claim and a new nonce.
 
-    refusal: why a stream with this metadata must not be claimed; asked before each write, so that it stays as it is.
+    refusal: returns the reason why a stream with this metadata must not be claimed, or None. Called before each write
+    of the claim; metadata of a refused stream is not changed.
     """
 
     __slots__ = (

@@ -67,8 +67,8 @@ class Stored(NamedTuple):
 
 
 class Topics(Protocol):
-    """Topics by name. Every call may raise UnavailableError, and DamagedError for what does not verify. What every
-    implementation must keep is at the top of dlog/region/topics.py."""
+    """Topics by name. Every call may raise UnavailableError, and DamagedError for what does not verify. The docstring
+    of dlog/region/topics.py lists what every implementation must guarantee."""
 
     async def create(self, topic: str) -> None:
         """Create a topic. Raises TopicExistsError."""
@@ -77,8 +77,8 @@ class Topics(Protocol):
     async def exists(self, topic: str) -> bool: ...
 
     async def topic_id(self, topic: str) -> str | None:
-        """What no earlier and no later topic of the name has; "": there is a topic, and it has no id; None: there is no
-        topic."""
+        """The id of the topic, which no earlier and no later topic of the name has. "": the topic has no id; None:
+        there is no such topic."""
         ...
 
     async def names(self, prefix: str) -> list[str]:

@@ -60,8 +60,8 @@ async def publish(
     """Write this batch to its streams; returns counts of records by stream, 0 where the stream had it before.
 
     once: the batch is numbered in its sink, and repeating is harmless; else it belongs to no sink and is never
-    repeated. Streams are written one after the other, and the first that fails ends it. Raises what its owner refuses
-    the batch with; with outcome_unknown, and the streams that have it in the message, if there are any.
+    repeated. Streams are written one after the other; the first failure ends the call. Raises the error of that stream;
+    if other streams have the batch already, a copy of it with outcome_unknown, which names them.
     """
     batch = pieces[0].batch
     if any(piece.batch != batch for piece in pieces):
