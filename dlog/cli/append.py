@@ -148,7 +148,7 @@ async def _append(
 
 @contextmanager
 def ended_by_signals(sending: asyncio.Task[Any]) -> Iterator[None]:
-    """The first ending signal cancels the task; the next ones have their handlers from before."""
+    """Within this context the first ending signal cancels the task; later ones have their former handlers again."""
     loop = asyncio.get_running_loop()
     numbers = ending_signals()
     before = {number: signal.getsignal(number) for number in numbers}

@@ -55,8 +55,8 @@ def bookie_client_options() -> BookieClientOptions:
 
 @dataclass(frozen=True, slots=True)
 class RepairState:
-    """Whether lost copies are found and made again. runs: whether a recovery process, or Java's AutoRecovery, has a
-    session. is_disabled: an operator has switched repair off for the cluster."""
+    """Whether lost copies are found and made again. runs: a recovery process, or Java's AutoRecovery, is connected to
+    ZooKeeper. is_disabled: an operator has switched repair off for the cluster."""
 
     runs: bool
     is_disabled: bool

@@ -251,7 +251,8 @@ def find_cluster(
 
 
 def _cluster_of(running: RunningCluster, given: _Source, connect: str = "") -> Cluster:
-    """The cluster of a `dlog up`. given: what names a namespace. Raises CommandError if that is another one."""
+    """The cluster of a `dlog up`. given: the source whose namespace counts, if it names one. Raises CommandError if
+    that is not the cluster's."""
     if given.namespace and given.namespace.rstrip("/") != running.namespace:
         raise CommandError(
             f"{given.names[3]}={given.namespace} is not the namespace of the `dlog up` in {running.directory}, "
@@ -299,8 +300,8 @@ def _running_of(source: _Source) -> RunningCluster:
 
 
 def _named(source: _Source, known: _Source, *, need_proxies: bool, need_zookeeper: bool) -> Cluster:
-    """The cluster of a source that names no directory. known: what names the namespace. A missing value is taken from
-    the `dlog up` of the working directory only if that is the same cluster."""
+    """The cluster of a source that names no directory. known: the source whose namespace counts. A missing value is
+    taken from the `dlog up` of the working directory only if that is the same cluster."""
     connect, hosts = source.connect, source.zookeeper
     if (need_proxies and not connect) or (need_zookeeper and not hosts):
         running = find_running(None)

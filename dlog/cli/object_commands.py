@@ -553,7 +553,8 @@ async def _check(cluster: Cluster, reads_blocks: bool, older_than_s: float) -> _
 
 
 async def _remove(cluster: Cluster, result: _Fsck, older_than_s: float) -> int:
-    """Remove what is an orphan still; how many. Raises the obstacle, if there is one now."""
+    """Remove the findings of `result` that are still orphans, and return their number. Raises the obstacle, if there is
+    one now."""
     async with open_objects(cluster) as access:
         chains = await _chains(access)
         unlisted, obstacle = await _unlisted(access, cluster, chains, older_than_s)
@@ -620,7 +621,7 @@ async def _named(access: ObjectAccess, cluster: Cluster) -> tuple[set[str], set[
 
 
 async def _described(access: ObjectAccess, name: str) -> ListedChain | None:
-    """None: it was deleted meanwhile."""
+    """A segment of s3-direct, as `find_unlisted_chains` takes it; None: it was deleted meanwhile."""
     try:
         age_ms = int(await access.direct.age_s(name) * 1000)
     except SegmentNotFoundError:

@@ -21,9 +21,9 @@ CLOSE_S = 8.0  # how long the work may close what it opened; then it is cancelle
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` to its end and return its result, as asyncio.run does.
 
-    The first ending signal cancels it, and so do a second one and CLOSE_S seconds, which end a close that hangs; then
-    this raises KeyboardInterrupt. A third signal raises KeyboardInterrupt at once, also in code that blocks the loop. A
-    signal that is ignored stays ignored. Outside a MutatingCommand this is asyncio.run: there is nothing to tell.
+    The first ending signal cancels `work`; a second one, or CLOSE_S seconds, cancel it again, which ends a close that
+    hangs. Then this raises KeyboardInterrupt. A third signal raises KeyboardInterrupt at once, also in code that blocks
+    the loop. A signal that is ignored stays ignored. In a command that is no MutatingCommand this is asyncio.run.
     """
     numbers = ending_signals()
     if threading.current_thread() is not threading.main_thread() or any(

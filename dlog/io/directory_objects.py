@@ -158,7 +158,8 @@ class FileWriter:
         return made
 
     def _check_mounted(self) -> None:
-        """Before anything is created, and before it is reported: the disk may be lost in between."""
+        """Raise StoreUnavailableError if the marker is missing. Called before anything is created, and again before
+        that is reported, since the disk may be unmounted in between."""
         if self._marker is not None and not self._marker.is_file():
             text = f"the marker is missing, is its directory mounted on this machine? path={self._marker}"
             raise StoreUnavailableError(text)

@@ -107,7 +107,7 @@ class LedgerDir:
         self._logs = OpenLogs(self._open_log, self._has_log, entry_logs_open_max)
         self._victim: _CompactedLog | None = None
         self._damaged_logs: set[int] = set()  # damaged logs: never compacted
-        self._searched: dict[int, int] = {}  # lost logs: no existing ledger below this one has an entry there
+        self._searched: dict[int, int] = {}  # lost log -> ledger: no existing ledger below it has an entry there
         self.gone = IdSet()  # buried ledgers; replaced as a whole
         self.moved = IdSet()  # once removed from the index; replaced as a whole
         self.manifest = Manifest(kind=kind)
@@ -406,15 +406,16 @@ class LedgerDir:
         self.reserve.hold(len(self.gone.encode()) + len(self.moved.encode()) + len(encode(self.manifest)))
 
     def _live_bytes(self, log: LogFile) -> int:
-        """Bytes of existing ledgers, by the log's tables of contents, and of moved ones by the index. A log whose last
-        tables are lost, as it is missing or cut off, is all live while the index leads there. Raises DamagedError."""
+        """Bytes of the log that belong to existing ledgers: by its tables of contents; of moved ledgers by the index. A
+        log that is missing or cut off has lost tables: it counts as live while the index points into it. Raises
+        DamagedError."""
         if not self._is_whole(log):
             return log.length if self._is_indexed(log.log) else 0
         return self._live_of(log, list(self._contents(log)))
 
     def _is_indexed(self, log: int) -> bool:
-        """Whether an entry of an existing ledger is indexed in this log, which no flush appends to. The next call goes
-        on at the ledger that was found. Raises DamagedError."""
+        """Whether the index points to this log, which no flush appends to, for an entry of an existing ledger. The next
+        call searches on from the ledger that was found. Raises DamagedError."""
         for ledger in self.index.ledgers(self._searched.get(log, 0)):
             if ledger not in self.gone and next(self.index.locations_in(log, ledger), None) is not None:
                 self._searched[log] = ledger

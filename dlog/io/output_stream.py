@@ -4,8 +4,8 @@ Invariants:
 - A write returns only when every byte was written to the descriptor, or raises OSError. This also holds if another
   program made the descriptor non-blocking (a pipe shared with Node.js, ssh or a terminal multiplexer): a plain Python
   stream would raise BlockingIOError and drop the rest; this one waits until the descriptor accepts more.
-- A signal ends a wait for a slow reader: where a handler of the process would only wake an event loop that this write
-  blocks, KeyboardInterrupt is raised instead. What is written later is dropped: the flush at exit would wait, too.
+- A signal ends a wait for a slow reader. A handler of the process could only wake the event loop that this write
+  blocks, so KeyboardInterrupt is raised instead. Later writes are dropped: the flush at exit would wait, too.
 - A character that the terminal's encoding lacks is written as a backslash escape; it raises no exception.
 """
 

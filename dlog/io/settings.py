@@ -46,7 +46,7 @@ _LINK = re.compile(
     r"|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|ADDR|(PORT_)?(START|END)|PORT))?\Z"
     r"|_ENV_.+\Z"
 )
-#: variables that are such ones if they have such a value: Docker's _NAME is /CONTAINER/ALIAS
+#: ends of variables that Kubernetes or Docker set only if the value matches, too: Docker's _NAME is /CONTAINER/ALIAS
 _LINK_VALUES = {"_PORT": re.compile(r"(tcp|udp|sctp)://\S+:\d+\Z"), "_NAME": re.compile(r"/[^/\s]+/[^/\s]+\Z")}
 
 HELD = "DLOG_HELD"  # environment variable of a process started early: it waits for a byte on stdin (process.py)

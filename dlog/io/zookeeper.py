@@ -181,8 +181,8 @@ class ZooKeeper:
         return unsubscribe
 
     def on_unreadable(self, callback: Callable[[str], None]) -> Unsubscribe:
-        """Call `callback(path)` once for each znode that `get_each` or `get_many` finds unreadable for want of rights,
-        now for those found before; again only if it was read or missing in between."""
+        """Call `callback(path)` for each znode that `get_each` or `get_many` may not read: at once for those found
+        before; for each only once, until it was readable or missing in between."""
         key = object()
         self._unreadable_callbacks[key] = callback
         for path in tuple(self._unreadable):

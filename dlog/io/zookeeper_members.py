@@ -4,7 +4,7 @@ Invariants:
 - A registration is an ephemeral znode that is created again in every new session.
 - A znode with a condition is created in one transaction with it, in every session.
 - A znode of the same name from an earlier session or process of ours is deleted; another process's is waited for.
-- A registration that this process may not read is no member; the session reports it (`on_unreadable`).
+- A process whose registration this one may not read is not listed; the session reports the znode (`on_unreadable`).
 - The list is read again as a whole after every watch event, and seldom without one. `known` may be old; a fresh `read`
   is current.
 """

@@ -76,8 +76,8 @@ class RangeScan:
 class NodeRecovery:
     """The steps up to CloseStreams, and the uploads of what was found, which are released then.
 
-    scanned: gets the state of the node that the controller sent, and the ends of its ranges that were open, once they
-    are closed. nonce: random, of this process: it tells a repeated OpenNode from that of another process.
+    scanned: called, once the node's open ranges are closed, with the state of the node that the controller sent and
+    with their ends. nonce: random, of this process: it distinguishes a repeated OpenNode from another process's.
     """
 
     def __init__(

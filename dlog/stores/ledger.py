@@ -436,7 +436,7 @@ def _store_errors() -> Iterator[None]:
 
 @contextmanager
 def _reading_errors() -> Iterator[None]:
-    """Report a closed or broken reader as ReaderClosedError, since it shows nothing about the segment."""
+    """Report a closed or broken reader as ReaderClosedError, since that says nothing about the segment."""
     try:
         with _store_errors():
             yield

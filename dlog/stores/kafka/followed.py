@@ -103,9 +103,9 @@ class FollowedRegion:
         """A scan of one table's entries, from a sequence on up to those that are known now. The first one must be
         known.
 
-        It begins at most MAP_EVERY records of the table, or MAP_EVERY_BYTES, before that one, and passes over
-        SEEK_BYTES or more of other tables where the mapping shows it. If another scan came by an entry nearer to the
-        first one, it begins there, and takes all records: readers of the other tables want them, too.
+        It begins at most MAP_EVERY records of the table, or MAP_EVERY_BYTES, before that one, and passes over records
+        of other tables where the mapping shows that they are SEEK_BYTES or more. If another scan came by an entry
+        nearer to the first one, it begins there, and takes all records: readers of the other tables want them, too.
         """
         state = self.state
         meta = state.meta.known(table)

@@ -7,8 +7,8 @@
 parse_root raises ConfigError for bad user input, parse_location returns None.
 
 Invariants:
-- paths consist of characters that need no escaping anywhere; in those of files all others are percent-encoded, in one
-  way only, so that equal texts are equal directories. The names of objects have no such characters.
+- paths consist of characters that need no escaping anywhere. In paths of files all others are percent-encoded, in one
+  way only, so that one directory has one text. Names of objects need no encoding.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Location:
 
     @property
     def file_path(self) -> str:
-        """The path in the file system, of the scheme `file`."""
+        """The path in the file system; only for the scheme `file`."""
         return decode_path(self.path)
 
     def below(self, *parts: str) -> Location:
@@ -70,7 +70,7 @@ class Location:
 
 
 def encode_path(path: str) -> str:
-    """A path of the file system as in a location."""
+    """Encode a path of the file system as the path of a location."""
     return quote(os.fsencode(path), safe="/=@+")
 
 

@@ -81,8 +81,8 @@ class Objects(Protocol):
 
         head_bytes: length of the beginning of `data`, with a random number, that no other call's data begins with. A
         lost answer is resolved by it: the object at the location is read, and is this call's if it begins like that.
-        marker: an object that exists. A storage whose folders exist by themselves creates nothing without it: if it is
-        missing, a disk is not mounted.
+        marker: an object that must exist. A storage that is a file system creates nothing if the marker is missing:
+        then its disk is not mounted. Other storages ignore it.
         Raises StoreUnavailableError (outcome unknown: repeat the call with the same bytes), MisconfiguredError,
         SegmentNotFoundError (the object was deleted meanwhile: the location had been used before).
         Cancelling stops the wait only: the object may still be created, also later.

@@ -1,6 +1,6 @@
 """Checks the objects of the store `s3` against its metadata: lists the bucket, reads every block of every object.
 
-The comparison is dlog/objects/fsck.py. The metadata are read before and after the listing; the caller decides how.
+The comparison is dlog/objects/fsck.py. The metadata are read before and after the listing, by functions of the caller.
 
 Invariants:
 - an object that the controller deletes while the bucket is listed is no finding: what may be removed is looked for once

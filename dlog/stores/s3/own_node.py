@@ -50,7 +50,7 @@ class RunningNode:
         return self.machine.node_epoch
 
     def error(self, otherwise: DLogError) -> StoreError:
-        """Why requests to it fail. otherwise: what the last one reported."""
+        """Why requests to this node fail. otherwise: the error of the request, used if the node has not ended."""
         if self.is_fenced:  # whatever ended it then, such as its log that is closed
             text = f"another process took over the work of this node: node_epoch={self.node_epoch}"
             return SegmentFencedError(text, outcome_unknown=otherwise.outcome_unknown)
@@ -80,7 +80,7 @@ class OwnNode:
     ) -> None:
         self.node = node
         self.figures = NodeFigures()
-        self.upload_obstacle = ""  # why the last upload is tried again; empty: one succeeded since
+        self.upload_obstacle = ""  # why the last upload failed, which is retried; empty: one succeeded since
         self._metadata = metadata
         self._new_wal = new_wal
         self._writes = writes
