@@ -607,9 +607,11 @@ class StreamOwnerMachine:
                 t.out += t.allocation.failed()
             case ExamineStage():
                 self._importing.failed(question, error)
+                return  # what is examined or deleted may be in another store than the one that is written to
             case DeleteSegment():
                 self._truncating.deleted(t.disposal.failed(question, error))
                 t.out += t.disposal.later()
+                return
         is_refused = isinstance(question, CreateSegment) and isinstance(error, MisconfiguredError)
         if is_refused or isinstance(error, StoreTooSmallError | StoreOutOfReachError):
             self._takeover.stall(error)

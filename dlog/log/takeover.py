@@ -178,7 +178,7 @@ class Takeover:
         t, recovery, change = self._context, self._recovery, self._last_change
         if recovery is None or not isinstance(change, StartSegment) or change.segment.location != segment.location:
             return  # the store failed meanwhile: the next recovery finds the segment in the list
-        self._recovery = self._last_change = None
+        self.stop()
         t.enter(Phase.SERVING)
         t.open(segment, segment.first_txid)
         t.out.append(Emit(StreamReady(t.stream, t.claim.epoch, segment.number, recovery.recovered)))

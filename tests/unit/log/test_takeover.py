@@ -27,7 +27,9 @@ from dlog.log.messages import (
     AppendEntry,
     BatchWritten,
     CreateSegment,
+    DeleteSegment,
     EntryAppended,
+    ExamineStage,
     HandOverStream,
     ReadEntries,
     RecoverSegment,
@@ -576,6 +578,42 @@ def test_what_nobody_waits_for_after_a_failure_of_the_store_is_written_and_known
     owner.fire("recovery")
     repeated = owner.ask(batch(0, retry=True))
     assert isinstance(repeated, BatchWritten) and repeated.duplicate
+
+
+@pytest.mark.parametrize(
+    "question",
+    [DeleteSegment(Location("kafka", "gone"), SegmentNumber(1)), ExamineStage(Location("kafka", "staged"))],
+    ids=lambda question: type(question).__name__,
+)
+def test_a_store_out_of_reach_that_is_not_written_to_is_no_obstacle(question: Any) -> None:
+    stage = Stage()
+    stage.taken("p1").ask(batch(0))
+    owner = stage.owner("p2")
+    stage.hold(RecoverSegment)
+    assert owner.take() is None
+    assert owner.ask(batch(1)) is None, "it waits for the recovery"
+    owner.post(Received(STORE, StoreFailed(question, StoreOutOfReachError("no broker answers"))))
+    assert 2 not in owner.answers
+    stage.release()
+    assert isinstance(owner.answers[2], BatchWritten)
+
+
+def test_an_obstacle_is_over_once_a_segment_takes_entries() -> None:
+    stage = Stage()
+    stage.taken("p1").ask(batch(0))
+    owner = stage.owner("p2")
+    stage.hold(CreateSegment)
+    owner.take()
+    [recover] = [question for question in owner.sent if isinstance(question, RecoverSegment)]
+    stage.hold(CompareAndSet)
+    stage.held.popleft()()
+    assert 1 not in owner.answers, "the change of the list is on its way"
+    late = StoreFailed(recover, StoreOutOfReachError("late, of a recovery that was begun again since"))
+    owner.post(Received(STORE, late))
+    assert isinstance(owner.ask(batch(1)), UnavailableError)
+    stage.release()
+    assert 1 in owner.answers, "it serves now"
+    assert isinstance(owner.ask(batch(1)), BatchWritten)
 
 
 def test_a_claim_that_damage_ends_tells_the_damage() -> None:
