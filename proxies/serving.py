@@ -140,7 +140,7 @@ class Listener:
         self._preambles = options.preambles()
         self._hosts: dict[str, int] = {}  # connections per host, if they are limited
         self._server: asyncio.Server | None = None
-        self._doors: list[asyncio.Server] = []
+        self._unix_servers: list[asyncio.Server] = []
         self._empty = asyncio.Event()
 
     async def bind(self) -> str:
@@ -166,7 +166,7 @@ class Listener:
         assert self._server is not None, "bind comes first"
         await self._server.start_serving()
         if not self._options.tcp_only and self._options.proxy_protocol == OFF:
-            self._doors = await local_transport.doors(lambda: Connection(self), self._server.sockets)
+            self._unix_servers = await local_transport.unix_servers(lambda: Connection(self), self._server.sockets)
 
     def meters(self) -> Meters:
         """Metrics of the connections; the role adds its own."""
@@ -183,8 +183,8 @@ class Listener:
         if self._server is not None:
             self._server.close()
             self._server = None
-        while self._doors:
-            self._doors.pop().close()
+        while self._unix_servers:
+            self._unix_servers.pop().close()
 
     def dismiss(self, reason: str) -> None:
         """Send GoAway on every connection and close it."""

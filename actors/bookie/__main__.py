@@ -73,7 +73,7 @@ async def serve(options: BookieOptions, section: LedgerOptions) -> None:
     async def listen(connect: Callable[[], Connection]) -> local_transport.ServerGroup:
         server = await loop.create_server(connect, sock=listener, backlog=1024)
         return local_transport.ServerGroup(
-            server, [] if options.tcp_only else await local_transport.doors(connect, server.sockets)
+            server, [] if options.tcp_only else await local_transport.unix_servers(connect, server.sockets)
         )
 
     @contextlib.asynccontextmanager

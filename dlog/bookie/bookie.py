@@ -154,7 +154,7 @@ class Bookie:
         self._no_room = False  # the journal or a flush ran out of space
         self.read_only = limbo
         self._shortage = 0  # worst level since the last recovery of space: 1 nearly full, 2 read-only
-        self._doors: dict[type[Any], Callable[[Any, list[Any]], None]] = {
+        self._handlers: dict[type[Any], Callable[[Any, list[Any]], None]] = {
             Persisted: self._persisted,
             Fetched: self._stored.fetched,
             CheckpointDue: self._checkpoint_due,
@@ -200,9 +200,9 @@ class Bookie:
         if fact.__class__ is Received:
             self._requests[fact.message.__class__](fact.peer, fact.message, out)
         else:
-            door = self._doors.get(fact.__class__)
-            if door is not None:
-                door(fact, out)
+            handler = self._handlers.get(fact.__class__)
+            if handler is not None:
+                handler(fact, out)
         return out
 
     @property

@@ -49,21 +49,23 @@ async def connect(make: Callable[[], _P], host: str, port: int) -> None:
     loop = asyncio.get_running_loop()
     if not 0 < port < 65536:
         raise OSError(f"port is not between 1 and 65535: host={host!r} port={port}")
-    door = _connect_unix_socket(host, port) if _supports_local_transport(loop) else None
-    if door is None:
+    unix_socket = _connect_unix_socket(host, port) if _supports_local_transport(loop) else None
+    if unix_socket is None:
         try:
             await loop.create_connection(make, host, port)
         except ValueError as error:  # UnicodeError is one: an empty label, or one that is too long
             raise OSError(f"not a host name: {error}: host={host!r} port={port}") from error
         return
     try:
-        await loop.create_unix_connection(make, sock=door)
+        await loop.create_unix_connection(make, sock=unix_socket)
     except BaseException:
-        door.close()
+        unix_socket.close()
         raise
 
 
-async def doors(make: Callable[[], asyncio.BaseProtocol], listeners: Iterable[Listening]) -> list[asyncio.Server]:
+async def unix_servers(
+    make: Callable[[], asyncio.BaseProtocol], listeners: Iterable[Listening]
+) -> list[asyncio.Server]:
     """Listen also on a Unix socket beside each of a server's TCP sockets, where that is possible.
 
     Returns the servers of the Unix sockets, none where the platform has no such transport.
@@ -76,9 +78,9 @@ async def doors(make: Callable[[], asyncio.BaseProtocol], listeners: Iterable[Li
         return opened
     try:
         for listener in listeners:
-            door = _bind_unix_socket(listener)
-            if door is not None:
-                opened.append(await loop.create_unix_server(make, sock=door, backlog=_BACKLOG))
+            unix_socket = _bind_unix_socket(listener)
+            if unix_socket is not None:
+                opened.append(await loop.create_unix_server(make, sock=unix_socket, backlog=_BACKLOG))
     except BaseException:
         for server in opened:
             server.close()
@@ -89,8 +91,8 @@ async def doors(make: Callable[[], asyncio.BaseProtocol], listeners: Iterable[Li
 class ServerGroup:
     """A TCP server and its Unix sockets, closed together."""
 
-    def __init__(self, server: asyncio.Server, doors: Iterable[asyncio.Server]) -> None:
-        self._servers = [server, *doors]
+    def __init__(self, server: asyncio.Server, unix_servers: Iterable[asyncio.Server]) -> None:
+        self._servers = [server, *unix_servers]
 
     def close(self) -> None:
         for server in self._servers:
@@ -113,15 +115,15 @@ def _bind_unix_socket(listener: Listening) -> socket.socket | None:
     if listener.family not in (socket.AF_INET, socket.AF_INET6):
         return None
     host, port = listener.getsockname()[:2]
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    unix_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        _widen(door)
-        door.bind(_name(str(host), int(port)))
-        door.setblocking(False)
+        _widen(unix_socket)
+        unix_socket.bind(_name(str(host), int(port)))
+        unix_socket.setblocking(False)
     except OSError:  # another process has bound the name: TCP only
-        door.close()
+        unix_socket.close()
         return None
-    return door
+    return unix_socket
 
 
 def _connect_unix_socket(host: str, port: int) -> socket.socket | None:

@@ -84,7 +84,8 @@ class Record:
 class Step(enum.Enum):
     """The next step for a segment that is being offloaded."""
 
-    TELL = "tell"  # the move is not known to be requested: check the object and request it from the stream's owner
+    #: the move is not known to be requested: check the object and request it from the stream's owner
+    REQUEST_MOVE = "request move"
     NOTE = "note"  # the segment is in its object: the grace period begins now
     WAIT = "wait"  # the grace period is not over, or the stream is about to delete the segment
     RETIRE = "retire"  # read the whole object, then delete the hot copy
@@ -108,7 +109,7 @@ def decide(record: Record, value: StreamMetadata | None, *, now_unix_ms: int, gr
         is_truncated = value.has_lost(record.number)
         segment = value.segment(record.number) or value.truncated_segment(record.number)
     if segment is not None and (segment.store, segment.name) == (record.store, record.name):
-        return Decision(Step.WAIT if is_truncated else Step.TELL)
+        return Decision(Step.WAIT if is_truncated else Step.REQUEST_MOVE)
     if segment is not None and segment.store == COLD and segment.name in record.objects:
         if is_truncated:
             return Decision(Step.DROP, segment.name)

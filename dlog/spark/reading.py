@@ -143,10 +143,10 @@ async def extents(
 ) -> AsyncGenerator[Extent, None]:
     """Read these ranges from the store, in order. Raises as `batches` does."""
     for of in ranges:
-        async with _RangeReader(cluster, of) as shelf:
+        async with _RangeReader(cluster, of) as source:
             entry = of.first
             while entry <= of.last:
-                payloads = await _read(shelf, of, entry, options, on_skipped)
+                payloads = await _read(source, of, entry, options, on_skipped)
                 yield of, entry, payloads
                 entry += len(payloads)
 
@@ -215,13 +215,13 @@ class _RangeReader:
 
 
 async def _read(
-    shelf: EntrySource, of: Range, entry: int, options: SourceOptions, on_skipped: OnSkipped = _say
+    source: EntrySource, of: Range, entry: int, options: SourceOptions, on_skipped: OnSkipped = _say
 ) -> list[Buffer | Damaged]:
     """Read entries from `entry` on, at least one."""
 
     async def once(last: int) -> Sequence[Buffer]:
         async with asyncio.timeout(options.fetch_timeout_s):
-            return await shelf.read(entry, last)
+            return await source.read(entry, last)
 
     try:
         return list(await with_retries(partial(once, of.last), options.fetch_retries))

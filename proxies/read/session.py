@@ -76,8 +76,8 @@ class ReadSession(Dispatch):
             Cancel: self._cancel,
             GetOwners: self._get_owners,
             Write: self._write,
-            Tail: self._wrong_door,
-            ObjectsAsk: self._wrong_door,
+            Tail: self._refuse_wrong_proxy,
+            ObjectsAsk: self._refuse_wrong_proxy,
             **dict.fromkeys(get_args(Handed), self._hand_on),
         }
 
@@ -148,7 +148,7 @@ class ReadSession(Dispatch):
     def _hand_on(self, m: Handed) -> None:
         self._answer(m, self._server.relay.ask(m))
 
-    def _wrong_door(self, m: Write | Tail | ObjectsAsk) -> None:
+    def _refuse_wrong_proxy(self, m: Write | Tail | ObjectsAsk) -> None:
         stream = METADATA_STREAM if isinstance(m, ObjectsAsk) else m.stream
         location = next(iter(self._server.relay.addresses(stream)), None)
         if location is None:
@@ -162,7 +162,7 @@ class ReadSession(Dispatch):
     def _write(self, m: Write) -> None:
         forwarding = self._forwarding
         if forwarding is None:
-            self._wrong_door(m)
+            self._refuse_wrong_proxy(m)
             return
         stream_name(m.stream)
         cost = self._count_in(m)

@@ -92,9 +92,9 @@ class Run:
         decision = decide(record, value, now_unix_ms=1, grace_s=0.0)
         self._world.sim.reach(f"offload_{decision.step.value.replace(' ', '_')}")
         match decision.step:
-            case Step.TELL if record.needs_copy and segment is not None:
+            case Step.REQUEST_MOVE if record.needs_copy and segment is not None:
                 yield from self._copy(segment, record, version)
-            case Step.TELL:
+            case Step.REQUEST_MOVE:
                 yield from self._tell(record, version)
             case Step.NOTE:
                 yield from self._set(record, replace(record, moved_unix_ms=1), version)

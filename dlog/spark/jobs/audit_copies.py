@@ -88,11 +88,11 @@ class BookieUnreachableError(UnavailableError):
 class Replica:
     """Reads one bookie's copies of a ledger, in order. An unreachable bookie is not tried again in the same task."""
 
-    def __init__(self, door: BookieReads, bookie: BookieId, digest: Digest, reading: TaskReading) -> None:
+    def __init__(self, reads: BookieReads, bookie: BookieId, digest: Digest, reading: TaskReading) -> None:
         self.bookie = bookie
         self.copies: deque[Copy] = deque()
         self.is_reported = False
-        self._door = door
+        self._reads = reads
         self._digest = digest
         self._reading = reading
         self._bytes = EXTENT_SHARED_BYTES if reading.all_replicas else EXTENT_BYTES
@@ -163,12 +163,12 @@ class Replica:
             is_batch = last > entry and self._batches is not False
             try:
                 if is_batch:
-                    done = await self._door.batch(self.bookie, ledger, entry, last + 1 - entry, self._bytes)
+                    done = await self._reads.batch(self.bookie, ledger, entry, last + 1 - entry, self._bytes)
                     code, packets = done.code, done.packets[: last + 1 - entry]
                     if code is Code.OK and not packets:
                         code = Code.BAD_REQUEST
                 else:
-                    read = await self._door.single(self.bookie, ledger, entry)
+                    read = await self._reads.single(self.bookie, ledger, entry)
                     code, packets = read.code, (read.packet,)
             except ConnectionLostError as error:
                 reason = error.message

@@ -124,14 +124,14 @@ async def entry_length(
     if entry < 0:
         return 0
     digest = Digest(ledger, metadata.digest, metadata.password)
-    door = BookieReads(cluster.ledgers.asker())
+    reads = BookieReads(cluster.ledgers.asker())
     try:
         for bookie in metadata.bookies_of(entry):
-            copy = await Replica(door, bookie, digest, reading).single(entry)
+            copy = await Replica(reads, bookie, digest, reading).single(entry)
             if isinstance(copy, Entry):
                 return copy.length
     finally:
-        door.close()
+        reads.close()
     return None
 
 
@@ -140,7 +140,7 @@ async def _extents(
 ) -> AsyncGenerator[Extent, None]:
     ledger = LedgerId(int(of.name))
     digest = Digest(ledger, metadata.digest, metadata.password)
-    door = BookieReads(cluster.ledgers.asker())
+    reads = BookieReads(cluster.ledgers.asker())
     try:
         while entry <= of.last:
             later = [f.first_entry for f in metadata.fragments if f.first_entry > entry]
@@ -148,7 +148,7 @@ async def _extents(
             ensemble = metadata.fragment_of(entry).ensemble
             # tasks begin with different bookies
             turn = of.first % len(ensemble) if not reading.all_replicas else 0
-            replicas = [Replica(door, bookie, digest, reading) for bookie in (*ensemble[turn:], *ensemble[:turn])]
+            replicas = [Replica(reads, bookie, digest, reading) for bookie in (*ensemble[turn:], *ensemble[:turn])]
             gather = _striped if metadata.quorum.write < metadata.quorum.ensemble else _whole
             async for extent in gather(replicas, metadata, of, entry, last, reading):
                 if _lacks(extent):
@@ -160,7 +160,7 @@ async def _extents(
             if entry <= last:
                 return
     finally:
-        door.close()
+        reads.close()
 
 
 async def _whole(

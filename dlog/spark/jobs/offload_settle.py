@@ -39,7 +39,7 @@ from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError
 TRY_AFTER_S = 0.1
 
 _WOULD = {
-    Step.TELL: "would request the move",
+    Step.REQUEST_MOVE: "would request the move",
     Step.NOTE: "would begin the grace period",
     Step.RETIRE: "would delete the hot copy",
     Step.TAKE_BACK: "would take it back",
@@ -74,7 +74,7 @@ async def settle(cluster: Cluster, *, job: Job) -> list[ExpiredRecord]:
                 job.item(kept.record, _WOULD[decision.step])
                 return
             match decision.step:
-                case Step.TELL:
+                case Step.REQUEST_MOVE:
                     await _move_again(cluster, client, job, stream, kept)
                 case Step.NOTE:
                     await _note(cluster, job, kept)

@@ -62,8 +62,8 @@ class Listener:
     def __init__(self, client: BookieClient) -> None:
         self.facts: list[Fact] = []
         self._more = asyncio.Event()
-        self.door: BookieRequester = client.asker()
-        self.door.post = self._hear
+        self.requester: BookieRequester = client.asker()
+        self.requester.post = self._hear
 
     def _hear(self, fact: Fact) -> None:
         self.facts.append(fact)
@@ -71,7 +71,7 @@ class Listener:
 
     def send(self, *messages: object) -> None:
         for message in messages:
-            self.door.send(A, message)
+            self.requester.send(A, message)
 
     async def heard(self, count: int) -> list[Fact]:
         async with asyncio.timeout(90):
@@ -298,9 +298,9 @@ async def test_who_cannot_be_reached_is_lost_and_left_alone_for_a_while() -> Non
 async def test_an_unregistered_bookie_is_found_by_its_id() -> None:
     async with ModelBookie() as bookie, BookieClient(lambda _: None, rng=random.Random(1)) as client:
         listener = Listener(client)
-        listener.door.send(BookieId(f"127.0.0.1:{bookie.address[1]}"), add(0))
+        listener.requester.send(BookieId(f"127.0.0.1:{bookie.address[1]}"), add(0))
         await listener.heard(1)
-        listener.door.send(BookieId("a-name-of-no-place"), add(0))
+        listener.requester.send(BookieId("a-name-of-no-place"), add(0))
         facts = await listener.heard(2)
         assert isinstance(facts[1], PeerLost) and "not registered" in facts[1].reason
 
@@ -367,7 +367,7 @@ async def test_a_list_of_entries_is_that_of_the_ledger_or_a_loss(ledger: int | N
     server = await asyncio.start_server(answer, "127.0.0.1")
     async with server, BookieClient(lambda _: server.sockets[0].getsockname(), rng=random.Random(1)) as client:
         listener = Listener(client)
-        client.list_entries(listener.door, A, ListEntries(LedgerId(7)))
+        client.list_entries(listener.requester, A, ListEntries(LedgerId(7)))
         [fact] = await listener.heard(1)
     if ledger == 7:
         assert fact == Received(A, EntriesListed(LedgerId(7), Code.NO_LEDGER, b""))
@@ -381,7 +381,7 @@ async def test_a_closed_door_hears_nothing_and_the_key_stays_taken() -> None:
         gone, successor = Listener(client), Listener(client)
         gone.send(read(1, fence=True))
         await until(lambda: len(bookie.requests) == 1)
-        gone.door.close()
+        gone.requester.close()
         successor.send(read(1))
         bookie.release()
         await until(lambda: len(bookie.requests) == 2)
@@ -437,7 +437,7 @@ async def test_a_bookie_id_that_is_no_address_is_a_loss_and_nothing_more(name: s
     told: list[Event] = []
     async with BookieClient(lambda _: None, rng=random.Random(1), options=PATIENT, on_event=told.append) as client:
         listener = Listener(client)
-        listener.door.send(BookieId(name), read(0))
+        listener.requester.send(BookieId(name), read(0))
         (lost,) = await listener.heard(1)
         assert isinstance(lost, PeerLost) and lost.peer == name
         assert [type(event) for event in told] == [BookieLost]
@@ -477,14 +477,14 @@ async def test_who_is_held_back_hears_of_a_loss_that_the_answer_itself_brought_a
     async with joined(options) as (bookie, client):
         bookie.hold = True
         one, two = Listener(client), Listener(client)
-        heard = one.door.post
+        heard = one.requester.post
 
         def answer_with_too_much(fact: Fact) -> None:
             heard(fact)
             if len(one.facts) == 1:
                 one.send(add(1, size=2000))
 
-        one.door.post = answer_with_too_much
+        one.requester.post = answer_with_too_much
         one.send(add(0))
         two.send(add(0, recovery=True))
         await until(lambda: len(bookie.requests) == 1)
@@ -513,7 +513,7 @@ async def test_a_long_poll_holds_nothing_back_and_only_its_sender_is_answered() 
         one.send(add(0), long_poll(60_000))
         two.send(long_poll(60_000), read(-1), add(1))
         gone.send(long_poll(60_000))
-        gone.door.close()
+        gone.requester.close()
         await two.heard(2)
         assert two.answers == [("EntryRead", -1, Code.OK), ("EntryAdded", 1, Code.OK)]
         await until(lambda: len(bookie.requests) == 6)
@@ -559,7 +559,7 @@ async def test_a_loss_is_told_to_those_who_sent_adds_with_deferred_sync_also_if_
         for listener, message in ((writer, deferred), (synced, add(1)), (gone, replace(deferred, entry=EntryId(2)))):
             listener.send(message)
             await listener.heard(1)
-        gone.door.close()
+        gone.requester.close()
         bookie.reset()
         await writer.heard(2)
         assert [type(fact) for fact in writer.facts] == [Received, PeerLost]

@@ -51,12 +51,14 @@ class Caller(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def serving(host: str = "127.0.0.1", *, with_doors: bool = True) -> AsyncIterator[tuple[int, list[int]]]:
+async def serving(host: str = "127.0.0.1", *, with_unix_servers: bool = True) -> AsyncIterator[tuple[int, list[int]]]:
     families: list[int] = []
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Echo(families), host, 0)
-    doors = await local_transport.doors(lambda: Echo(families), server.sockets) if with_doors else []
-    both = local_transport.ServerGroup(server, doors)
+    unix_servers = (
+        await local_transport.unix_servers(lambda: Echo(families), server.sockets) if with_unix_servers else []
+    )
+    both = local_transport.ServerGroup(server, unix_servers)
     try:
         yield server.sockets[0].getsockname()[1], families
     finally:
@@ -85,7 +87,9 @@ LOOPS = pytest.mark.parametrize(
 
 
 @LOOPS
-def test_a_server_of_this_machine_is_entered_by_its_door(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+def test_a_server_of_this_machine_is_reached_by_its_unix_socket(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
     async def main() -> None:
         async with serving() as (port, families):
             for host in ("127.0.0.1", "localhost"):
@@ -100,7 +104,7 @@ def test_a_server_of_this_machine_is_entered_by_its_door(loop_factory: Callable[
 @LOOPS
 def test_a_server_without_a_door_is_reached_by_tcp(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def main() -> None:
-        async with serving(with_doors=False) as (port, families):
+        async with serving(with_unix_servers=False) as (port, families):
             caller = await call("127.0.0.1", port)
             assert caller.family == families.pop() == socket.AF_INET
             caller.transport.close()
@@ -138,7 +142,7 @@ async def test_a_name_that_is_taken_leaves_tcp() -> None:
     squatter = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     squatter.bind(f"\0dlog/127.0.0.1/{port}")  # bound, and not listening
     try:
-        assert await local_transport.doors(lambda: Echo([]), server.sockets) == []
+        assert await local_transport.unix_servers(lambda: Echo([]), server.sockets) == []
         caller = await call("127.0.0.1", port)
         assert caller.family == socket.AF_INET
         caller.transport.close()
@@ -147,7 +151,7 @@ async def test_a_name_that_is_taken_leaves_tcp() -> None:
         server.close()
 
 
-async def test_a_closed_server_lets_nobody_in_by_either_door() -> None:
+async def test_a_closed_server_takes_no_connection_by_tcp_or_unix_socket() -> None:
     async with serving() as (port, _):
         pass
     with pytest.raises(OSError):

@@ -51,7 +51,9 @@ def test_what_was_to_be_taken_back_is_not_deleted_whatever_became_of_the_request
         leaving = told(record.returning("a", is_damaged=is_damaged))
         for later in (leaving, replace(leaving, moved_unix_ms=1)):
             assert step(later, "a") is Step.TAKE_BACK, "it was not done, or an old request moved it there again"
-        assert step(leaving, "101") is Step.TELL and leaving.needs_copy, "of another object, no request leaves that"
+        assert step(leaving, "101") is Step.REQUEST_MOVE and leaving.needs_copy, (
+            "of another object, no request leaves that"
+        )
         assert leaving.returning("a", is_damaged=is_damaged) == leaving, "once is enough"
 
 

@@ -62,8 +62,8 @@ def step(kept: StoredRecord, value: StreamMetadata | None, grace_s: float = 3600
 
 
 def test_a_segment_that_lies_where_it_lay_is_to_be_told_of() -> None:
-    assert step(record(), stream(segment(1))) == (Step.TELL, "")
-    assert step(record(moved_unix_ms=5), stream(segment(1))) == (Step.TELL, ""), "it was taken back"
+    assert step(record(), stream(segment(1))) == (Step.REQUEST_MOVE, "")
+    assert step(record(moved_unix_ms=5), stream(segment(1))) == (Step.REQUEST_MOVE, ""), "it was taken back"
     truncated = stream(segment(1), segment(2)).with_truncated_before(2)
     assert step(record(), truncated) == (Step.WAIT, ""), "its stream deletes what it names"
 
@@ -82,7 +82,7 @@ def test_a_segment_in_one_of_its_objects_waits_for_the_grace_period(place: str) 
 def test_an_object_that_was_found_damaged_is_looked_at_again_at_once() -> None:
     moved = stream(segment(1, store="cold", name=OBJECTS[-1]))
     assert step(record(is_damaged=True), moved) == (Step.RETIRE, OBJECTS[-1])
-    assert step(record(is_damaged=True), stream(segment(1))) == (Step.TELL, "")
+    assert step(record(is_damaged=True), stream(segment(1))) == (Step.REQUEST_MOVE, "")
     older = stream(segment(1, store="cold", name=OBJECTS[0]))
     assert step(record(is_damaged=True), older) == (Step.NOTE, OBJECTS[0])
 

@@ -92,8 +92,8 @@ class EntrySource:
         return [b"%d" % n for n in range(first, last + 1)]
 
 
-async def read(shelf: EntrySource, entry: int, **given: Any) -> list[Buffer | reading.Damaged]:
-    return await reading._read(shelf, PART, entry, options(**given))
+async def read(source: EntrySource, entry: int, **given: Any) -> list[Buffer | reading.Damaged]:
+    return await reading._read(source, PART, entry, options(**given))
 
 
 async def test_what_may_be_there_later_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
