@@ -8,9 +8,10 @@ Invariants:
   connection;
 - the time limit follows the peer's earlier reply times (dlog/ownership/adaptive_timeout.py). Up to HELD_UP_MAX waits in
   a row do not count if this process itself was delayed;
-- a proxy whose ping reply says that it lacks ZooKeeper or a store is suspected if this proxy reaches what it lacks, and
-  stays suspected until a reply names nothing that it lacks. The replies to its own pings say that it is suspected;
-- replies are awaited beyond the limit: a late one ends the suspicion and raises the limit.
+- a proxy whose last ping reply says that it lacks ZooKeeper or a store is suspected exactly if this proxy reaches what
+  it lacks, whatever it was suspected for before. Only then do the replies to its own pings say that it is suspected;
+- replies are awaited beyond the limit: a late one ends the suspicion, unless it says what is lacking, and raises the
+  limit.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class DetectorOptions:
 class Detector:
     """Watches the other write proxies.
 
-    reaches: whether this proxy reaches what a peer lacks.
+    reaches: whether this proxy reaches what a peer lacks; called at each ping reply that says so.
     """
 
     def __init__(
@@ -68,7 +69,10 @@ class Detector:
         self._reaches = reaches
         self._on_event = on_event
         self._suspected: set[str] = set()
-        self._suspect_us: set[str] = set()  # addresses of proxies whose last ping reply says that they suspect this one
+        self._unfit: set[str] = set()  # addresses of proxies that lack, by their last ping reply, what this one reaches
+        self._suspected_by: set[str] = (
+            set()
+        )  # addresses of proxies whose last ping reply says that they suspect this one
         self._limits: dict[str, AdaptiveTimeout] = {}  # by address
         self._watched: dict[str, asyncio.Task[None]] = {}
         self._probes: dict[str, asyncio.Task[bool]] = {}
@@ -79,15 +83,15 @@ class Detector:
         return address in self._suspected
 
     @property
-    def suspected(self) -> list[str]:
-        """Addresses of the suspected proxies, in order; at most SUSPECTS_MAX."""
-        return sorted(self._suspected)[:SUSPECTS_MAX]
+    def unfit(self) -> list[str]:
+        """Addresses of the proxies suspected for what they lack, in order; at most SUSPECTS_MAX."""
+        return sorted(self._unfit)[:SUSPECTS_MAX]
 
     @property
     def is_suspected(self) -> bool:
-        """Whether a proxy that this one does not suspect said in its last ping reply that it suspects this one, for
-        whatever reason."""
-        return not self._suspect_us <= self._suspected
+        """Whether a proxy that this one does not suspect said in its last ping reply that it suspects this one for what
+        it lacks."""
+        return not self._suspected_by <= self._suspected
 
     async def is_gone(self, address: str) -> bool:
         """Probe now: True if there was no reply on two new connections in a row. Calls for one address share a probe.
@@ -126,7 +130,8 @@ class Detector:
         for address in [address for address in self._watched if address not in wanted]:
             self._watched.pop(address).cancel()
             self._suspected.discard(address)
-            self._suspect_us.discard(address)
+            self._unfit.discard(address)
+            self._suspected_by.discard(address)
             self._limits.pop(address, None)
         for address in [address for address in wanted if address not in self._watched]:
             self._limits[address] = self._new_limit()
@@ -180,16 +185,18 @@ class Detector:
             asked.cancel()
             return False
         reply = asked.result()
-        told = reply if isinstance(reply, dict) else {}
-        suspects, lacks = told.get("suspects"), told.get("lacks")
+        fields = reply if isinstance(reply, dict) else {}
+        suspects, lacks = fields.get("suspects"), fields.get("lacks")
         if isinstance(suspects, list) and self._address in suspects:
-            self._suspect_us.add(address)
+            self._suspected_by.add(address)
         else:
-            self._suspect_us.discard(address)
-        if not lacks:
-            self._trust(address)
-        elif address not in self._suspected and await self._reaches(str(lacks)):
+            self._suspected_by.discard(address)
+        if lacks and await self._reaches(str(lacks)):
+            self._unfit.add(address)
             self._suspect(address, f"it reports that it does not reach: {lacks!s:.20}")
+        else:
+            self._unfit.discard(address)
+            self._trust(address)
         return True
 
     async def _is_in_time(self, address: str, asked: asyncio.Future[Any]) -> bool:

@@ -13,13 +13,15 @@ Invariants:
 - ZooKeeper is lacking if it does not respond, and a take-over, or one stream with pending requests, makes no progress.
   Owners go on without ZooKeeper, except in the moments in which they roll to the next segment;
 - only streams that make no progress are given up, or, if all bookies are lacking, all that have pending requests; and
-  only while a peer says that it suspects this proxy. For what a proxy lacks only peers that reach it begin to suspect;
+  only while a peer says that it reaches what is lacking: if no proxy reaches it, all keep their streams;
+- a proxy that lacks anything itself reaches, for its peers, no store. What it reaches it checks again every STUCK_S;
 - a process whose own checks come late reports no missing ZooKeeper or store: its own delay looks like a missing reply.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
@@ -37,6 +39,7 @@ CONNECT_S = 0.5
 STORE_S = 1.0  # for the checks of a store other than the one of ledgers
 PUNCTUAL_MIN = 4  # checks in a row that must have come in time; they take longer than STUCK_S
 ASKED_MAX = 8  # bookies tried at once; more only if too few of them accept
+KEPT_S = 4.0  # for so long the result of a check stands in for a later one that is in doubt
 
 METADATA, BOOKIES = "metadata", "bookies"  # what is lacking: also "bookies:N" (fewer than N accept), or a store's name
 
@@ -71,7 +74,7 @@ class DependencyCheck:
     """Finds out what one write proxy lacks.
 
     stores: of this proxy, by name. has_peer: whether there is another write proxy that is not suspected. is_suspected:
-    whether another proxy says that it suspects this one.
+    whether another proxy says that it suspects this one for what it lacks.
     """
 
     def __init__(
@@ -94,10 +97,11 @@ class DependencyCheck:
         self._punctual = 0  # checks in a row that came in time
         self._stuck_since_s: float | None = None
         self._next_check_s = 0.0  # when the stores of streams without progress are checked again
+        self._reached: dict[str, tuple[float, bool]] = {}  # what peers lack: when it was checked, and whether reached
 
     @property
     def is_unfit(self) -> bool:
-        """Whether this proxy lacks something and another one suspects it, so that it is to give streams up."""
+        """Whether this proxy lacks something that another one reaches, so that it is to give streams up."""
         return bool(self.lacks) and self._is_suspected()
 
     async def run(self) -> None:
@@ -112,10 +116,22 @@ class DependencyCheck:
             self.lacks = await self._look()
 
     async def reaches(self, what: str) -> bool:
-        """Whether this proxy reaches what a peer lacks."""
+        """Whether this proxy reaches what a peer lacks; False for a store while this one lacks anything itself.
+
+        A store is checked every STUCK_S at most, however many ask. If this process was delayed, the last result holds.
+        """
         if what == METADATA:
             return self._metadata.unresponsive_s() < STUCK_S
-        return not self.lacks and await self._reaches(what, if_in_doubt=False)
+        if self.lacks:
+            return False
+        now_s = asyncio.get_running_loop().time()
+        self._reached = {of: one for of, one in self._reached.items() if now_s - one[0] < KEPT_S}
+        checked_s, is_reached = self._reached.get(what, (-math.inf, False))
+        if now_s - checked_s >= STUCK_S:
+            self._reached[what] = now_s, is_reached  # others that ask meanwhile do not check, too
+            is_reached = await self._reaches(what, if_in_doubt=is_reached)
+            self._reached[what] = now_s, is_reached
+        return is_reached and not self.lacks
 
     async def _look(self) -> str:
         if self.lacks == METADATA and self._metadata.unresponsive_s() >= STUCK_S:

@@ -192,13 +192,13 @@ class WriteProxy:
 
     def ping_reply(self) -> dict[str, Any]:
         """The fields of the reply to another write proxy's ping: `lacks`, what this proxy does not reach, and
-        `suspects`, addresses of the proxies that it suspects; each only if there is any."""
-        told: dict[str, Any] = {}
+        `suspects`, addresses of the proxies that it suspects for what they lack; each only if there is any."""
+        fields: dict[str, Any] = {}
         if self.fitness.lacks:
-            told["lacks"] = self.fitness.lacks
-        if suspected := self._detector.suspected:
-            told["suspects"] = suspected
-        return told
+            fields["lacks"] = self.fitness.lacks
+        if unfit := self._detector.unfit:
+            fields["suspects"] = unfit
+        return fields
 
     async def hand_over(self, stream: str, incarnation: str) -> dict[str, Any]:
         """Hand a stream over; see OwnedStreams.hand_over_on_request."""

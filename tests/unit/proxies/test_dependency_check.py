@@ -253,6 +253,74 @@ async def test_a_store_is_lacking_where_a_stream_in_it_is_stuck_and_its_check_fa
     assert await looks(judge) == ""
 
 
+class Metered(MemoryStore):
+    """A store that counts the checks of it. is_cut: they fail."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStoreState())
+        self.is_cut = False
+        self.checks = 0
+
+    async def reached(self) -> None:
+        self.checks += 1
+        await asyncio.sleep(0)
+        if self.is_cut:
+            raise StoreOutOfReachError("no answer")
+
+
+def metered(monkeypatch: pytest.MonkeyPatch) -> tuple[Metered, DependencyCheck]:
+    """A store "s3" that counts checks, and a proxy that has it."""
+    store = Metered()
+    checks = (StoreCheck(store.reached, "out of reach", TopicsOutOfReach),)
+    monkeypatch.setattr(dependency_check, "checks_of", lambda _: checks)
+    return store, check(Silent(), Waiting(), {"s3": store})
+
+
+async def test_a_store_that_several_peers_lack_is_checked_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, judge = metered(monkeypatch)
+    monkeypatch.setattr(dependency_check, "STUCK_S", 3600.0)
+    monkeypatch.setattr(dependency_check, "KEPT_S", 3600.0)
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(9):
+            tasks.create_task(judge.reaches("s3"), name=f"reaches {number}")
+    store.is_cut = True
+    assert await judge.reaches("s3"), "as found a moment ago"
+    assert store.checks == 1
+    judge.lacks = "file"
+    assert not await judge.reaches("s3"), "it lacks something itself"
+    judge.lacks = ""
+    monkeypatch.setattr(dependency_check, "STUCK_S", 0.0)
+    assert not await judge.reaches("s3")
+    assert store.checks == 2
+
+
+async def test_a_store_is_not_reached_by_a_proxy_that_loses_something_during_the_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, judge = metered(monkeypatch)
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(judge.reaches("s3"), name="reaches")
+        while not store.checks:  # noqa: ASYNC110 - it runs beside this
+            await asyncio.sleep(0)
+        judge.lacks = "file"
+    assert not asked.result()
+
+
+async def test_a_check_in_doubt_leaves_what_was_found_shortly_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, judge = metered(monkeypatch)
+    store.is_cut = True
+    monkeypatch.setattr(dependency_check, "STORE_S", -1.0)  # every check counts as delayed
+    assert not await judge.reaches("s3"), "nothing was found before"
+    for kept_s, is_reached in ((3600.0, True), (0.0, False)):
+        with monkeypatch.context() as patch:
+            store.is_cut = False
+            patch.setattr(dependency_check, "STORE_S", 30.0)
+            assert await judge.reaches("s3")
+        store.is_cut = True
+        monkeypatch.setattr(dependency_check, "KEPT_S", kept_s)
+        assert await judge.reaches("s3") is is_reached
+
+
 async def test_nothing_is_given_up_while_no_peer_would_serve_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dependency_check, "LOOK_S", 0.0)
     metadata, streams = Silent(), Waiting()
