@@ -12,8 +12,8 @@ Invariants:
   lacking for one stream if fewer of them accept a connection than its ensemble has, though as many are registered;
 - ZooKeeper is lacking if it does not respond, and a take-over, or one stream with pending requests, makes no progress.
   Owners go on without ZooKeeper, except in the moments in which they roll to the next segment;
-- only streams that make no progress are given up, or, if all bookies are lacking, all that have pending requests; and
-  only while a peer says that it reaches what is lacking: if no proxy reaches it, all keep their streams;
+- only streams that make no progress and need what is lacking, or may need it, are given up, and only while a peer says
+  that it reaches what is lacking: if no proxy reaches it, all keep their streams;
 - a proxy that lacks anything itself reaches, for its peers, no store. What it reaches it checks again every STUCK_S;
 - a process whose own checks come late reports no missing ZooKeeper or store: its own delay looks like a missing reply.
 """
@@ -64,9 +64,9 @@ class Streams(Protocol):
         """The take-overs, and the streams with pending requests, that made no progress for `for_s` seconds."""
         ...
 
-    def give_up_stuck(self, for_s: float) -> None:
-        """Give up the take-overs and the streams with pending requests that made no progress for so long, and redirect
-        their clients."""
+    def give_up_stuck(self, for_s: float, is_hit: Callable[[Stuck], bool]) -> None:
+        """Give up, of the take-overs and the streams with pending requests that made no progress for so long, those
+        that `is_hit` names, and redirect their clients."""
         ...
 
 
@@ -112,7 +112,7 @@ class DependencyCheck:
             await asyncio.sleep(LOOK_S)
             self._punctual = self._punctual + 1 if loop.time() - begun_s < 2 * LOOK_S else 0
             if self.is_unfit:
-                self._streams.give_up_stuck(0.0 if self.lacks == BOOKIES else STUCK_S)
+                self._streams.give_up_stuck(STUCK_S, self._is_hit)
             self.lacks = await self._look()
 
     async def reaches(self, what: str) -> bool:
@@ -133,17 +133,25 @@ class DependencyCheck:
             self._reached[what] = now_s, is_reached
         return is_reached and not self.lacks
 
+    def _is_hit(self, stream: Stuck) -> bool:
+        """Whether the stream needs what is lacking, or may need it: all streams need ZooKeeper, and the stores of a
+        take-over are not known at first."""
+        if self.lacks == METADATA or not stream.stores_in_use:
+            return True
+        store = LEDGER if self.lacks.partition(":")[0] == BOOKIES else self.lacks
+        return any(name == store for name, _ in stream.stores_in_use)
+
     async def _look(self) -> str:
+        stuck, has_stopped = self._streams.stuck(STUCK_S), self._has_stopped()  # always: regular calls show them
         if self.lacks == METADATA and self._metadata.unresponsive_s() >= STUCK_S:
             return METADATA
         if self.lacks and self.lacks != METADATA:
             return "" if await self._reaches(self.lacks) else self.lacks
-        stuck = self._streams.stuck(STUCK_S)  # always: regular calls show it
         if self._punctual < PUNCTUAL_MIN or not self._has_peer():
             stuck = ()
         if stuck and self._metadata.unresponsive_s() >= STUCK_S:
             return METADATA
-        if self._is_stuck():
+        if has_stopped:
             self._stuck_since_s = None  # if bookies are reached, check again only if it lasts
             if not await self._reaches(BOOKIES):
                 return BOOKIES
@@ -155,7 +163,8 @@ class DependencyCheck:
                     return what
         return ""
 
-    def _is_stuck(self) -> bool:
+    def _has_stopped(self) -> bool:
+        """Whether requests wait and no stream has made progress for STUCK_S."""
         now_s = asyncio.get_running_loop().time()
         has_moved, self._seen = self._seen != self.moves, self.moves
         if has_moved or not self._has_peer() or not self._streams.has_waiting():

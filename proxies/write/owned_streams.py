@@ -335,12 +335,12 @@ class OwnedStreams:
                 del self._asked[holding]
         return found
 
-    def give_up_stuck(self, for_s: float) -> None:
-        """Give up the take-overs and the streams with pending requests that made no progress for `for_s` seconds;
-        another proxy may claim them. Requests waiting for a take-over are redirected; those an owner has begun end with
-        an unknown outcome."""
+    def give_up_stuck(self, for_s: float, is_hit: Callable[[OwnedStream], bool]) -> None:
+        """Give up, of the take-overs and the streams with pending requests that made no progress for `for_s` seconds,
+        those that `is_hit` names; another proxy may claim them. Requests waiting for a take-over are redirected; those
+        an owner has begun end with an unknown outcome."""
         now_s = self._now_s()
-        for holding in [h for h in self._asked if self._still_s(h, now_s) >= for_s]:
+        for holding in [h for h in self._asked if self._still_s(h, now_s) >= for_s and is_hit(h)]:
             if holding.state == "claiming":
                 self.takes.forget(holding.stream)
                 if holding.owner is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -17,7 +17,7 @@ from dlog.model.ids import BookieId
 from dlog.model.segment import StoreSettings
 from dlog.stores.contract import SegmentStore, StoreOutOfReachError
 from proxies.write import dependency_check
-from proxies.write.dependency_check import BOOKIES, METADATA, DependencyCheck
+from proxies.write.dependency_check import BOOKIES, METADATA, DependencyCheck, Stuck
 from proxies.write.store_check import StoreCheck
 from tests.memory_metadata import MemoryMetadata
 from tests.memory_store import MemoryStore, MemoryStoreState
@@ -33,22 +33,26 @@ class StuckStream:
 
 
 class Waiting:
-    """Streams with one client that waits. are_stuck: those that make no progress."""
+    """Streams with one client that waits. are_stuck: those that make no progress. looks: how often they were asked for.
+    given_up: those given up, by call."""
 
     def __init__(self) -> None:
         self.waits = True
         self.are_stuck: list[StuckStream] = []
-        self.given_up: list[float] = []
+        self.looks = 0
+        self.given_up: list[list[StuckStream]] = []
 
     def has_waiting(self) -> bool:
         return self.waits
 
     def stuck(self, for_s: float) -> Collection[StuckStream]:
         assert for_s == dependency_check.STUCK_S
+        self.looks += 1
         return self.are_stuck
 
-    def give_up_stuck(self, for_s: float) -> None:
-        self.given_up.append(for_s)
+    def give_up_stuck(self, for_s: float, is_hit: Callable[[Stuck], bool]) -> None:
+        assert for_s == dependency_check.STUCK_S
+        self.given_up.append([stream for stream in self.are_stuck if is_hit(stream)])
         self.are_stuck, self.waits = [], False
 
 
@@ -165,7 +169,7 @@ async def test_who_waits_is_sent_elsewhere_a_look_after_peers_could_hear_what_is
     monkeypatch.setattr(dependency_check, "LOOK_S", 0.0)
     metadata, streams = Silent(), Waiting()
     metadata.silence_s = 1.0 if lacks == METADATA else ANSWERS
-    streams.are_stuck = [StuckStream()] if lacks == METADATA else []
+    streams.are_stuck = stuck = [StuckStream()]
     judge = check(metadata, streams)
     with refusing_port() as closed:
         await register(metadata, closed.getsockname()[1])
@@ -176,7 +180,53 @@ async def test_who_waits_is_sent_elsewhere_a_look_after_peers_could_hear_what_is
                 await asyncio.sleep(0)
             running.cancel()
         assert judge.lacks == lacks
-        assert streams.given_up[0] == (dependency_check.STUCK_S if lacks == METADATA else 0.0)
+        assert streams.given_up[0] == stuck
+
+
+@pytest.mark.parametrize(
+    ("lacks", "given_up"),
+    [
+        (BOOKIES, {"ledger", "both", "unknown"}),
+        ("bookies:3", {"ledger", "both", "unknown"}),
+        ("file", {"file", "both", "unknown"}),
+        (METADATA, {"ledger", "file", "both", "unknown"}),
+    ],
+)
+async def test_only_what_may_need_what_is_lacking_is_given_up(
+    lacks: str, given_up: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dependency_check, "LOOK_S", 0.0)
+    monkeypatch.setattr(dependency_check, "STUCK_S", 0.75)
+    streams = Waiting()
+    file = ("file", ())
+    stuck = {
+        "ledger": StuckStream(THREE),
+        "file": StuckStream(file),
+        "both": StuckStream(THREE, file),  # its last segment is in another store than its next
+        "unknown": StuckStream(),
+    }
+    streams.are_stuck = list(stuck.values())
+    judge = check(Silent(), streams)
+    judge.lacks = lacks
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        running = group.create_task(judge.run(), name="fitness")
+        while not streams.given_up:  # noqa: ASYNC110 - it runs beside this
+            await asyncio.sleep(0)
+        running.cancel()
+    assert streams.given_up[0] == [stuck[name] for name in stuck if name in given_up]
+
+
+async def test_streams_without_progress_are_followed_while_something_is_lacking() -> None:
+    metadata, streams = Silent(), Waiting()
+    judge = check(metadata, streams)
+    with refusing_port() as closed:
+        await register(metadata, closed.getsockname()[1])
+        for lacks in (METADATA, BOOKIES, "bookies:1"):
+            judge.lacks = lacks
+            metadata.silence_s = 1.0 if lacks == METADATA else ANSWERS
+            streams.looks = 0
+            assert await looks(judge, 3) == lacks
+            assert streams.looks == 3, "what is not followed could count as stuck for a request that has just come"
 
 
 async def test_too_few_bookies_for_a_stuck_stream_are_lacking_until_enough_are_reached() -> None:

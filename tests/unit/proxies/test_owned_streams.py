@@ -180,10 +180,10 @@ async def test_streams_with_requests_that_wait_are_given_up_and_the_others_kept(
         stage = Stage(group, ClaimHere(Epoch(0)))
         stage.owner.may_take.set()
         await stage.owned_streams.ask(S, None)
-        stage.owned_streams.give_up_stuck(0.0)
+        stage.owned_streams.give_up_stuck(0.0, lambda _: True)
         assert stage.gone == [], "nobody waits"
         stage.owner.waiting = 1
-        stage.owned_streams.give_up_stuck(0.0)
+        stage.owned_streams.give_up_stuck(0.0, lambda _: True)
         assert stage.gone == [S]
         assert stage.owner.is_stopped
         stage.owner.may_take.clear()
@@ -194,7 +194,7 @@ async def test_streams_with_requests_that_wait_are_given_up_and_the_others_kept(
 
         group.create_task(ask_in_vain(), name="ask")
         await asyncio.sleep(0)
-        stage.owned_streams.give_up_stuck(0.0)
+        stage.owned_streams.give_up_stuck(0.0, lambda _: True)
         stage.owner.may_take.set()
 
 
@@ -234,11 +234,13 @@ async def test_only_streams_without_progress_for_a_while_are_stuck(monkeypatch: 
         assert not stage.owned_streams.stuck(1.0)
         now_s += 0.9
         assert not stage.owned_streams.stuck(1.0)
-        stage.owned_streams.give_up_stuck(1.0)
+        stage.owned_streams.give_up_stuck(1.0, lambda _: True)
         assert stage.gone == []
         now_s += 0.1
         assert stage.owned_streams.stuck(1.0) == [stage.owned_streams.all[0]]
-        stage.owned_streams.give_up_stuck(1.0)
+        stage.owned_streams.give_up_stuck(1.0, lambda stream: stream is not stage.owned_streams.all[0])
+        assert stage.gone == [], "only what is asked for is given up"
+        stage.owned_streams.give_up_stuck(1.0, lambda stream: stream is stage.owned_streams.all[0])
         assert stage.gone == [S]
 
 
