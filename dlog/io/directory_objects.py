@@ -10,6 +10,8 @@ Invariants:
 - Where a marker is named, nothing is created without it, and asking for the time creates no directory: else a directory
   below a mount that was lost would get objects, which are not there once it is mounted again.
 - An object is reported as deleted only once its directory is synced, even if another process removed its name.
+- An OSError of a directory that cannot be examined, as of a stale or dead mount, is a store error like any other: it is
+  neither passed on as an OSError nor taken for a directory that does not exist.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import functools
 import itertools
 import mmap
 import os
+import stat
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -40,6 +43,7 @@ from dlog.stores.object_storage.port import Buffer, Creation, Found
 _PART = ".part"  # suffix of a file being written; its name also begins with a dot
 _LIST_AT_ONCE = 1000
 _PIECE_BYTES = 2 << 20  # size of a write
+_GONE = frozenset({errno.ENOENT, errno.ESTALE})  # of a directory that was deleted, perhaps by another machine
 _REFUSED = frozenset(
     {
         *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG),
@@ -103,7 +107,8 @@ class FileWriter:
     def __init__(self, path: Path, marker: Path | None = None) -> None:
         self._path = path
         self._part = path.with_name(f".{path.name}.{os.urandom(4).hex()}{_PART}")
-        self._piece = memoryview(mmap.mmap(-1, _PIECE_BYTES))  # bytes not written yet
+        with _errors(path):
+            self._piece = memoryview(mmap.mmap(-1, _PIECE_BYTES))  # bytes not written yet
         self._gathered = self._written = 0
         self._turn = threading.Lock()
         self._marker = marker
@@ -159,10 +164,13 @@ class FileWriter:
 
     def _check_mounted(self) -> None:
         """Raise StoreUnavailableError if the marker is missing. Called before anything is created, and again before
-        that is reported, since the disk may be unmounted in between."""
-        if self._marker is not None and not self._marker.is_file():
-            text = f"the marker is missing, is its directory mounted on this machine? path={self._marker}"
-            raise StoreUnavailableError(text)
+        that is reported, since the disk may be unmounted in between. Raises MisconfiguredError as well."""
+        if self._marker is None:
+            return
+        with _errors(self._marker):
+            if not stat.S_ISREG(_mode_of(self._marker)):
+                text = f"the marker is missing, is its directory mounted on this machine? path={self._marker}"
+                raise StoreUnavailableError(text)
 
     def _sync(self) -> None:
         self._file.pwritev([bytes(self._piece[: self._gathered])], self._written)
@@ -215,8 +223,9 @@ def _delete(paths: Sequence[Path]) -> None:
 
 
 def _now_unix_ms(folder: Path) -> int:
-    while not folder.is_dir() and folder != folder.parent:
-        folder = folder.parent  # the first object makes the directory
+    with _errors(folder):
+        while not _is_directory(folder) and folder != folder.parent:
+            folder = folder.parent  # the first object makes the directory
     path = folder / f".{os.urandom(8).hex()}{_PART}"
     with _errors(path):
         path.touch(exist_ok=False)
@@ -248,27 +257,30 @@ def _take(found: Iterator[Found], many: int) -> list[Found]:
 def _walk(directory: str, behind: bytes) -> Iterator[Found]:
     """Every file below the directory, also those being written, in the order of paths; files deleted meanwhile are
     skipped. behind: a path below the directory, only files with a greater one are wanted."""
-    try:
-        with _errors(Path(directory)), os.scandir(directory) as entries:
-            keys = {os.fsencode(f"{e.name}/" if e.is_dir() else e.name): e for e in entries}
-            _sync_listed(directory)
-    except (SegmentNotFoundError, StoreUnavailableError):
-        if os.path.isdir(directory):
-            raise
-        return
+    with _errors(Path(directory)):
+        try:
+            with os.scandir(directory) as entries:
+                keys = {os.fsencode(f"{e.name}/" if e.is_dir() else e.name): e for e in entries}
+                _sync_listed(directory)
+        except OSError as error:
+            if error.errno not in _GONE or _is_directory(Path(directory)):
+                raise
+            return
     for key in sorted(keys):
         path = f"{directory.rstrip('/')}/{keys[key].name}"
         if key.endswith(b"/"):
-            if keys[key].is_symlink():
+            with _errors(Path(path)):
+                is_symlink = keys[key].is_symlink()
+            if is_symlink:
                 continue
             if behind.startswith(key):
                 yield from _walk(path, behind[len(key) :])
             elif key > behind:
                 yield from _walk(path, b"")
         elif key > behind:
-            with contextlib.suppress(FileNotFoundError):
-                stat = os.stat(path)
-                yield Found(f"file://{encode_path(path)}", stat.st_size, stat.st_mtime_ns // 1_000_000)
+            with _errors(Path(path)), contextlib.suppress(FileNotFoundError):
+                status = os.stat(path)
+                yield Found(f"file://{encode_path(path)}", status.st_size, status.st_mtime_ns // 1_000_000)
 
 
 def _sync_listed(directory: str) -> None:
@@ -291,7 +303,7 @@ def _path_of(location: Location | None) -> Path | None:
 
 def _make_directory(path: Path) -> None:
     """Create the directory and its parents, and make their names durable."""
-    if path.is_dir():
+    if _is_directory(path):
         _sync_name(path)
         return
     _make_directory(path.parent)
@@ -301,6 +313,19 @@ def _make_directory(path: Path) -> None:
         _sync_name(path)
     else:
         _sync_directory(path.parent)
+
+
+def _is_directory(path: Path) -> bool:
+    """Whether there is a directory of that name. Raises OSError if that cannot be examined."""
+    return stat.S_ISDIR(_mode_of(path))
+
+
+def _mode_of(path: Path) -> int:
+    """The mode of a file or directory; 0: there is none of that name. Raises OSError if that cannot be examined."""
+    try:
+        return os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
 
 
 def _sync_name(path: Path) -> None:
@@ -333,8 +358,11 @@ def _errors(path: Path) -> Iterator[None]:
 
 def _store_error(path: Path, error: OSError) -> StoreError:
     if isinstance(error, FileNotFoundError):
-        if path.parent.is_dir():
-            return SegmentNotFoundError(f"no such object: location=file://{path}")
-        return StoreUnavailableError(f"the directory is missing, is it mounted on this machine? path={path.parent}")
+        try:
+            if _is_directory(path.parent):
+                return SegmentNotFoundError(f"no such object: location=file://{path}")
+            return StoreUnavailableError(f"the directory is missing, is it mounted on this machine? path={path.parent}")
+        except OSError as unknown:
+            error = unknown
     text = f"{(error.strerror or str(error)).lower()}, {remedy_for(error)}: location=file://{path}"
     return MisconfiguredError(text) if error.errno in _REFUSED else StoreUnavailableError(text)

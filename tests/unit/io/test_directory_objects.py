@@ -13,7 +13,7 @@ import pytest
 
 from dlog.io import directory_objects
 from dlog.io.directory_objects import DirectoryObjects
-from dlog.stores.contract import MisconfiguredError, StoreUnavailableError
+from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreError, StoreUnavailableError
 from dlog.stores.object_storage.locations import parse_location, parse_root
 from dlog.stores.object_storage.port import Creation
 
@@ -197,6 +197,82 @@ async def test_asking_for_the_time_makes_no_directory(tmp_path: Path) -> None:
     folder = parse_root(f"file://{tmp_path}/mounted/cluster/streams")
     assert await DirectoryObjects().now_unix_ms(folder) > 0
     assert not os.listdir(tmp_path)
+
+
+def refuse_below(root: Path, number: int, patch: pytest.MonkeyPatch, *names: str) -> None:
+    """Have system calls fail for the directory and all below it."""
+    for name in names:
+        really = getattr(os, name)
+
+        def failing(path: Any, *rest: Any, really: Any = really, **more: Any) -> Any:
+            if isinstance(path, str | Path) and Path(path).is_relative_to(root):
+                raise OSError(number, os.strerror(number))
+            return really(path, *rest, **more)
+
+        patch.setattr(os, name, failing)
+
+
+class TestAMountThatIsStaleOrDead:
+    """Every call raises a store error with the reason, and nothing is taken for missing."""
+
+    @pytest.mark.parametrize(
+        ("number", "kind"),
+        [
+            (errno.ESTALE, StoreUnavailableError),
+            (errno.EIO, StoreUnavailableError),
+            (errno.ENOTCONN, StoreUnavailableError),
+            (errno.EACCES, MisconfiguredError),
+        ],
+    )
+    async def test_every_call_raises_a_store_error(
+        self, number: int, kind: type[StoreError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        mounted = tmp_path / "mounted"
+        objects, folder = DirectoryObjects(), parse_root(mounted.as_uri())
+        marker, place, data = folder.below("marker"), folder.below("a", "b"), (b"ours",)
+        assert await objects.create_if_absent(marker, data, head_bytes=4) is Creation.MADE
+        assert await objects.create_if_absent(place, data, head_bytes=4, marker=marker) is Creation.MADE
+        begun = await objects.create(folder.below("begun"), marker=marker)
+        with monkeypatch.context() as patch:
+            refuse_below(mounted, number, patch, "stat", "scandir", "open", "unlink", "mkdir", "link", "replace")
+            for call in (
+                lambda: objects.create_if_absent(folder.below("c"), data, head_bytes=4, marker=marker),
+                lambda: objects.create_if_absent(folder.below("c"), data, head_bytes=4),
+                lambda: objects.create(folder.below("c"), marker=marker),
+                lambda: objects.read(place, 0, 4),
+                lambda: objects.read_end(place, 4),
+                lambda: objects.delete(place),
+                lambda: objects.delete_many([place, marker]),
+                lambda: objects.now_unix_ms(folder.below("a")),
+                begun.finish,
+            ):
+                with pytest.raises(kind, match=os.strerror(number).lower()):
+                    await call()
+            for listing in (objects.list, objects.unfinished):
+                for listed in (folder, folder.below("a"), folder.below("none")):
+                    with pytest.raises(kind, match=os.strerror(number).lower()):
+                        assert [one async for one in listing(listed)] == []
+            await begun.abort()
+        assert [one.location async for one in objects.list(folder)] == [str(place), str(marker)]
+
+    async def test_only_the_examination_of_names_fails(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        objects, folder = DirectoryObjects(), parse_root(tmp_path.as_uri())
+        assert await objects.create_if_absent(folder.below("a", "b"), (b"ours",), head_bytes=4) is Creation.MADE
+        refuse_below(tmp_path, errno.ESTALE, monkeypatch, "stat")
+        for listed in (folder, folder.below("a"), folder.below("none")):
+            with pytest.raises(StoreUnavailableError, match="stale file handle"):
+                assert [one async for one in objects.list(listed)] == []
+        with pytest.raises(StoreUnavailableError, match="stale file handle"):
+            await objects.read(folder.below("none"), 0, 4)
+
+    async def test_a_directory_that_another_machine_deleted_while_it_is_listed_has_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        refuse_below(tmp_path / "gone", errno.ESTALE, monkeypatch, "scandir")
+        folder = parse_root(tmp_path.as_uri())
+        assert [one async for one in DirectoryObjects().list(folder.below("gone"))] == []
+        with pytest.raises(SegmentNotFoundError):
+            await DirectoryObjects().read(folder.below("gone"), 0, 4)
 
 
 async def test_objects_in_a_directory_of_any_name(tmp_path: Path) -> None:
