@@ -5,7 +5,9 @@ confirmed entries only.
 
 Invariants:
 - one thread at a time works for a writer; entries that arrive meanwhile are appended together afterwards;
-- a writer that failed is not used again: it fails every append, and only a recovery decides its segment's end.
+- a writer that failed is not used again: it fails every append, and only a recovery decides its segment's end;
+- no segment is created, and none reported as deleted, in a directory without its marker: else segments would be below a
+  mount point that lost its disk, and would not be there once it is mounted again.
 """
 
 from __future__ import annotations
@@ -132,7 +134,7 @@ class FileStore:
         self.settings.complete(dict(settings))
         files = self._files(f"{self._rng.getrandbits(128):032x}")
         header = Header(self._rng.randbytes(NONCE_BYTES), number, epoch, stream)
-        file = await self._run(files.location, files.create, header)
+        file = await self._run(files.location, _create, self.disk, self.options.directory, files, header)
         writer = FileSegmentWriter(self, files, file, header.nonce)
         self._writers[writer] = None
         return writer
@@ -174,7 +176,7 @@ class FileStore:
     async def delete(self, ref: SegmentRef) -> None:
         """See SegmentStore.delete. The space is free once no reader has the segment open."""
         with suppress(SegmentNotFoundError):
-            await self._run(ref.name, self._files(ref.name).delete)
+            await self._run(ref.name, _delete, self.disk, self.options.directory, self._files(ref.name))
 
     async def list(self) -> AsyncIterator[str]:
         root = self.options.directory
@@ -227,7 +229,9 @@ class FileStore:
                 return await self.threads.run(work, *args)
         except SegmentNotFoundError:
             marker = f"{self.options.directory}/{MARKER}"
-            if await self.threads.run(self.disk.exists, marker):
+            with _os_errors(location, reading=False):
+                has_marker = await self.threads.run(self.disk.exists, marker)
+            if has_marker:
                 raise
             raise StoreOutOfReachError(f"the directory of segments is missing, mount its disk: file={marker}") from None
 
@@ -509,18 +513,18 @@ class FileSegmentReader:
 
 @contextmanager
 def _os_errors(location: str, *, reading: bool) -> Iterator[None]:
-    """Turn an OSError into a store error: a medium that cannot be read is damage, a failed write's effect unknown."""
+    """Turn an OSError into a store error: a medium that cannot be read is damage, a failed write's effect unknown. The
+    owner of a stream tells a StoreOutOfReachError to the clients that wait, so it names the reason."""
     try:
         yield
     except OSError as error:
         what = f"{(error.strerror or str(error)).lower()}: store=file location={location}"
         if reading and error.errno == errno.EIO:
             raise SegmentCorruptError(f"the disk cannot read the segment, see dmesg: {what}") from error
-        if error.errno in NO_SPACE:
-            raise StoreOutOfReachError(
-                f"free space on the disk of the segments: {what}", outcome_unknown=True
-            ) from error
-        raise StoreUnavailableError(what, outcome_unknown=True) from error
+        remedy = "free space on the disk of the segments"
+        if error.errno not in NO_SPACE:
+            remedy = "the directory of segments cannot be used, check its disk, its mount and dmesg"
+        raise StoreOutOfReachError(f"{remedy}: {what}", outcome_unknown=True) from error
 
 
 def _prepare(disk: Disk, directory: str, new_identity: str) -> str:
@@ -575,6 +579,25 @@ def _check(disk: Disk, directory: str) -> None:
     marker = f"{directory}/{MARKER}"
     if not disk.exists(marker):
         raise FileNotFoundError(errno.ENOENT, "no directory of segments, or its disk is not mounted", marker)
+
+
+def _create(disk: Disk, directory: str, files: SegmentFiles, header: Header) -> File:
+    """Create a segment, unless the disk of the directory is not mounted; it may be unmounted in between."""
+    _check(disk, directory)
+    file = files.create(header)
+    try:
+        _check(disk, directory)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _delete(disk: Disk, directory: str, files: SegmentFiles) -> None:
+    """Delete a segment, unless the disk of the directory is not mounted; it may be unmounted in between."""
+    _check(disk, directory)
+    files.delete()
+    _check(disk, directory)
 
 
 def _open(files: SegmentFiles, sealed_at: EntryId | None) -> tuple[File, Header, End | None]:
