@@ -211,8 +211,9 @@ class S3Writer:
         if not self._sent:
             if now_s - self._blocked_s > self._store.options.retry_s:
                 node = self._store.node
-                why = (node.upload_obstacle if node is not None else "") or "they are slow"
-                text = f"too much is not uploaded, and uploads make no progress: {why}: location={self.name}"
+                obstacle = node.upload_obstacle if node is not None else ""
+                why = f"uploads make no progress: {obstacle}" if obstacle else "uploads are slow"
+                text = f"too much is not uploaded yet, {why}: location={self.name}"
                 self._end(StoreOutOfReachError(text, outcome_unknown=False))
             else:
                 self._plan_again()

@@ -504,13 +504,33 @@ async def test_a_node_without_room_lets_appends_wait_and_ends_the_segment_only_a
     writer, ref = await cluster.segment(impatient)
     cluster.objects.is_full = True
     appends = [writer.append(EntryId(number), [b"x" * 30_000]) for number in range(6)]
-    with pytest.raises(StoreOutOfReachError, match=r"not uploaded, and uploads make no progress: .*no room") as raised:
+    with pytest.raises(StoreOutOfReachError, match=r"not uploaded yet, uploads make no progress: .*no room") as raised:
         await appends[-1]
     assert not raised.value.outcome_unknown
     cluster.objects.is_full = False
     confirmed = writer.last_confirmed
     await writer.abandon()
     assert (await (await cluster.store(W3)).recover(ref)).end == confirmed
+
+
+async def test_an_append_that_waits_too_long_for_slow_uploads_hears_that_they_are_slow(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await cluster.store(W1, node_cache_bytes_max=100_000, retry_s=0.05)
+    writer, _ = await cluster.segment(store)
+    goes_on = asyncio.Event()
+    create = MemoryObjects.create_if_absent
+
+    async def slow(*of: Any, **more: Any) -> Any:
+        await goes_on.wait()
+        return await create(*of, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryObjects, "create_if_absent", slow)
+        appends = [writer.append(EntryId(number), [b"x" * 30_000]) for number in range(6)]
+        with pytest.raises(StoreOutOfReachError, match=r"too much is not uploaded yet, uploads are slow: location="):
+            await appends[-1]
+        goes_on.set()
 
 
 # ---- deletion -------------------------------------------------------------------------------------------------------
