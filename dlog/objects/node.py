@@ -171,6 +171,11 @@ class ObjectNode:
         """Why it has ended; None: it has not."""
         return self._error
 
+    @property
+    def trouble(self) -> DLogError | None:
+        """Why it does not get on; None: it does."""
+        return self._outbox.trouble
+
     def read(self, stream: ObjectStreamId, start: int, end: int, bytes_max: int) -> list[StreamEntry]:
         """Confirmed entries from the cache; see NodeCache.read. What it does not have is in objects."""
         return self.cache.read(stream, start, end, bytes_max)

@@ -11,6 +11,7 @@ from dlog.stores.contract import (
     SegmentNotFoundError,
     StoreError,
     StoreOutOfReachError,
+    StoreTooSmallError,
     StoreUnavailableError,
 )
 
@@ -19,6 +20,17 @@ def is_fence(error: BaseException | None) -> bool:
     """Whether a node ended because another process took over, which deletes the log once it is uploaded."""
     fence = SegmentFencedError | FencedError | SegmentNotFoundError
     return isinstance(error, fence) and not isinstance(error, NodeEndedError)
+
+
+def given_up(error: StoreError, *, outcome_unknown: bool | None = None) -> StoreError:
+    """The error of what was tried for long, whose last failure was `error`: the owner of a stream tells the reason.
+    It says that there are too few members, if the failure goes back to that."""
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__) is not None and cause not in causes:
+        causes.append(cause)
+    is_too_small = any(isinstance(one, StoreTooSmallError) for one in causes)
+    kind = StoreTooSmallError if is_too_small else StoreOutOfReachError
+    return kind(error.message, outcome_unknown=error.outcome_unknown if outcome_unknown is None else outcome_unknown)
 
 
 def store_error(error: DLogError) -> StoreError:
@@ -30,8 +42,8 @@ def store_error(error: DLogError) -> StoreError:
     if isinstance(error, NodeEndedError):
         if is_fence(error.__cause__):
             kind = SegmentFencedError
-        elif isinstance(error.__cause__, StoreOutOfReachError):  # of the log
-            kind = StoreOutOfReachError
+        elif isinstance(error.__cause__, StoreOutOfReachError | StoreTooSmallError):  # of the log
+            kind = type(error.__cause__)
     elif isinstance(error, FencedError):
         kind = SegmentFencedError
     elif isinstance(error, ObjectStreamNotFoundError | TruncatedError):

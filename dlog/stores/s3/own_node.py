@@ -123,10 +123,12 @@ class OwnNode:
                     await self._changed.wait()
                 return current
         except TimeoutError:
-            why = self._last_error.message if self._last_error is not None else "it recovers what it left"
+            trouble = self._running.machine.trouble if self._running is not None else None
+            trouble = trouble or self._last_error
+            why = trouble.message if trouble is not None else "it recovers what it left"
             raise StoreUnavailableError(
                 f"the node for streams in objects does not serve yet: node={self.node} why={why}"
-            ) from self._last_error
+            ) from trouble
 
     def cached(self, stream: ObjectStreamId, start: int, end: int, bytes_max: int) -> list[StreamEntry]:
         """Confirmed entries from `start` on in the memory of this process's node, without a gap; perhaps none."""

@@ -33,6 +33,7 @@ from dlog.stores.contract import (
     STAGE,
     Capabilities,
     MisconfiguredError,
+    ReaderClosedError,
     RecoveredSegment,
     SegmentCorruptError,
     SegmentFencedError,
@@ -41,7 +42,6 @@ from dlog.stores.contract import (
     SegmentStat,
     SegmentStore,
     StoreError,
-    StoreOutOfReachError,
     StoreUnavailableError,
     Verification,
 )
@@ -50,6 +50,7 @@ from dlog.stores.object_storage.locations import Location
 from dlog.stores.object_storage.port import Objects
 from dlog.stores.object_storage.seeking import SpanOf
 from dlog.stores.s3.compaction import Compactions
+from dlog.stores.s3.errors import given_up
 from dlog.stores.s3.failovers import LAST_PAYLOADS, Failovers
 from dlog.stores.s3.gone_nodes import GoneNodes
 from dlog.stores.s3.metadata import MetadataView
@@ -243,9 +244,11 @@ class S3Store:
         while True:
             try:
                 return await self._create(node, key, max(0.1, end_s - loop.time()))
+            except ReaderClosedError:
+                raise
             except (SegmentFencedError, SegmentNotFoundError, StoreUnavailableError) as error:
                 if loop.time() >= end_s:
-                    raise StoreOutOfReachError(error.message, outcome_unknown=False) from error
+                    raise given_up(error, outcome_unknown=False) from error
             await asyncio.sleep(0.05)
             with suppress(StoreError):
                 await self.metadata.fresh()  # another process may have taken over the node's work
@@ -259,8 +262,10 @@ class S3Store:
             self._storage.begin()
         try:
             found = await self._decide(place)
+        except ReaderClosedError:
+            raise
         except StoreUnavailableError as error:  # it was tried for long
-            raise StoreOutOfReachError(error.message) from error
+            raise given_up(error) from error
         assert found.end is not None
         return RecoveredSegment(EntryId(found.end - found.start - 1), self._last_payloads(place, found))
 
@@ -395,7 +400,7 @@ class S3Store:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise StoreUnavailableError(f"the store is closed, open another one: store={NAME}")
+            raise ReaderClosedError(f"the store is closed, open another one: store={NAME}")
 
     def _own_node(self) -> OwnNode:
         if self.node is None:

@@ -11,7 +11,7 @@ import pytest
 from dlog.errors import DLogError
 from dlog.model.ids import Epoch, SegmentNumber
 from dlog.objects.node_messages import NodeEndedError
-from dlog.stores.contract import MisconfiguredError, StoreOutOfReachError, StoreUnavailableError
+from dlog.stores.contract import MisconfiguredError, StoreOutOfReachError, StoreTooSmallError, StoreUnavailableError
 from dlog.stores.object_storage.probe import NONCE_HEX, probe
 from dlog.stores.s3.errors import store_error
 from proxies.write.store_check import StoreCheck, checks_of
@@ -95,9 +95,10 @@ async def test_objects_that_are_out_of_reach_are_told(cluster: Cluster) -> None:
 
 
 def test_a_node_whose_log_is_out_of_reach_tells_so() -> None:
-    """The owner tells a StoreOutOfReachError to the clients that wait."""
-    ended = NodeEndedError("the node ended: why=no space left on device")
-    ended.__cause__ = StoreOutOfReachError("no space left on device")
-    error = store_error(ended)
-    assert (type(error), error.outcome_unknown) == (StoreOutOfReachError, True)
-    assert "no space left on device" in error.message
+    """The owner tells these errors to the clients that wait."""
+    for kind in (StoreOutOfReachError, StoreTooSmallError):
+        ended = NodeEndedError("the node ended: why=no space left on device")
+        ended.__cause__ = kind("no space left on device")
+        error = store_error(ended)
+        assert (type(error), error.outcome_unknown) == (kind, True)
+        assert "no space left on device" in error.message

@@ -10,7 +10,15 @@ import pytest
 
 from dlog.model.object_streams import NodeId, WalSegment
 from dlog.objects.image import ObjectState
-from dlog.stores.contract import MisconfiguredError, SegmentRef, StoreOutOfReachError, StoreUnavailableError
+from dlog.stores.contract import (
+    MisconfiguredError,
+    ReaderClosedError,
+    SegmentRef,
+    StoreError,
+    StoreOutOfReachError,
+    StoreTooSmallError,
+    StoreUnavailableError,
+)
 from dlog.stores.s3.places import Place
 from dlog.stores.s3.store import S3Store
 from dlog.stores.s3.wal_segments import WalSegments
@@ -222,28 +230,72 @@ async def test_a_failover_goes_on_without_who_waited_and_a_store_that_is_closed_
     assert not logs[-1]._readers, "what is opened too late is closed, too"
 
 
+@pytest.mark.parametrize(
+    ("why", "told"),
+    [
+        (StoreUnavailableError, StoreOutOfReachError),
+        (StoreOutOfReachError, StoreOutOfReachError),
+        (StoreTooSmallError, StoreTooSmallError),
+    ],
+)
 async def test_who_waits_for_a_log_that_is_out_of_reach_is_told_and_the_failover_goes_on(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, why: type[StoreError], told: type[StoreError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = await cluster.store(W1), await cluster.store(W2, retry_s=0.5)
     writer, ref = await cluster.segment(one)
     await append(writer, 0, 5)
 
     async def recover(*_: Any) -> int:
-        raise StoreUnavailableError("too few bookies answer")
+        raise why("too few bookies answer")
 
     with monkeypatch.context() as patch:
         patch.setattr(WalSegments, "recover", recover)
-        with pytest.raises(StoreOutOfReachError, match="too few bookies answer"):
+        with pytest.raises(told, match="too few bookies answer") as caught:
             await two.recover(ref)
+        assert type(caught.value) is told
         epoch = cluster.metadata.image.nodes[W1].node_epoch
-        with pytest.raises(StoreOutOfReachError, match="too few bookies answer"):
+        with pytest.raises(told, match="too few bookies answer") as caught:
             await two.recover(ref)
+        assert type(caught.value) is told
         assert two._failovers is not None
         (failover,) = two._failovers._running.values()
         assert len(failover.worker._asking) == 1, "requests of those who gave up do not gather"
     assert (await two.recover(ref)).end == 4
     assert cluster.metadata.image.nodes[W1].node_epoch == epoch, "one failover did it"
+
+
+async def test_a_store_that_is_closed_or_in_doubt_while_it_recovers_says_so(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = await cluster.store(W1), await cluster.store(W2)
+    _, ref = await cluster.segment(one)
+    for error, told in (
+        (ReaderClosedError("the store is closed"), ReaderClosedError),
+        (StoreUnavailableError("no answer", outcome_unknown=True), StoreOutOfReachError),
+    ):
+
+        async def fail(*_: Any, error: StoreError = error) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(S3Store, "_decide", fail)
+            with pytest.raises(told, match=error.message) as caught:
+                await two.recover(ref)
+            assert (type(caught.value), caught.value.outcome_unknown) == (told, error.outcome_unknown)
+    await two.close()
+    with pytest.raises(ReaderClosedError, match="the store is closed"):
+        await two.recover(ref)
+
+
+async def test_a_node_whose_log_has_too_few_bookies_tells_so(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = await cluster.store(W1, retry_s=0.5)
+
+    async def create(*_: Any) -> None:
+        raise StoreTooSmallError("two bookies of three")
+
+    monkeypatch.setattr(WalSegments, "create", create)
+    with pytest.raises(StoreTooSmallError, match="two bookies of three"):
+        await cluster.segment(one)
 
 
 async def test_a_process_that_waits_for_an_end_asks_the_controller_less_and_less_often(
