@@ -43,6 +43,7 @@ from dlog.wire.proxy import ObjectsAsk, Question
 
 HOPS_MAX = 3  # redirects followed in one attempt
 FIRST_WAIT_S = 0.05  # for records at the tail, before the image is known
+_SILENT = (ConnectionLostError, RequestTimeoutError, OwnedElsewhereError)  # they do not say why nothing is decided
 _LARGE = (CloseStreams, CommitUpload, CommitCompaction)  # encoded in a thread
 
 
@@ -267,6 +268,9 @@ class ObjectMetadataClient:
         self._incarnation = ""
         self._defect: DLogError | None = None
         self._obstacle: DLogError | None = None
+        self._told = (
+            ""  # why the controller decides nothing, as was answered last; empty: it decides, or nobody said why
+        )
         self._wanted = asyncio.Event()
         self._news = asyncio.Event()  # replaced each time it is set
         self._tasks: asyncio.TaskGroup | None = None
@@ -384,7 +388,7 @@ class ObjectMetadataClient:
         else:
             data = encode_operation(operation)
         options = self._options
-        obstacle: DLogError | None = None
+        last: DLogError | None = None
         unknown, is_out, failures = False, False, 0
         try:
             async with asyncio.timeout(options.ask_deadline_s):
@@ -393,20 +397,23 @@ class ObjectMetadataClient:
                         is_out = True
                         answer = await self._decoded(await self._sender.send(data))
                         is_out = False
-                        if not isinstance(answer, DLogError):
-                            return answer
                         if not isinstance(answer, ControllerLostError | OverCapacityError):
+                            self._told = ""
+                            if not isinstance(answer, DLogError):
+                                return answer
                             raise answer
-                        obstacle = answer
+                        last = answer
                     except DLogError as error:
                         if not is_out or error.remedy not in (Remedy.RETRY, Remedy.FOLLOW, Remedy.REOPEN):
                             raise
-                        obstacle = error
-                    is_out, unknown = False, unknown or obstacle.outcome_unknown
+                        last = error
+                    if not isinstance(last, _SILENT):
+                        self._told = last.message
+                    is_out, unknown = False, unknown or last.outcome_unknown
                     await asyncio.sleep(self._pause_s(failures))
                     failures += 1
         except TimeoutError:
-            why = obstacle.message if obstacle is not None else "no answer"
+            why = self._told or (last.message if last is not None else "no answer")
             raise StoreUnavailableError(
                 f"no controller of streams in objects decided within {options.ask_deadline_s:g} s: {why}",
                 outcome_unknown=unknown or is_out,

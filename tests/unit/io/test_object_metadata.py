@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -281,3 +281,20 @@ async def test_the_deadline_tells_whether_it_may_have_been_recorded(answers: tup
         with pytest.raises(StoreUnavailableError) as late:
             await on.ask(PutKey("a", b"1"))
     assert late.value.outcome_unknown is unknown
+
+
+@pytest.mark.parametrize("silent", [ConnectionLostError("reset"), RequestTimeoutError("late"), moved(None), None])
+async def test_the_deadline_tells_why_nothing_is_decided_also_if_another_question_was_told(silent: Any) -> None:
+    full = "not written, no segment to write to: no space left on device"
+    sender = PlayedSender(UnavailableError(full), silent)
+    async with client(sender, 0.1) as on:
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError, match=full):
+                await on.ask(PutKey("a", b"1"))
+        for decided in (Done(5), StreamNotClosedError("open")):
+            sender.answers = deque([UnavailableError(full), decided])
+            with suppress(StreamNotClosedError):
+                await on.ask(PutKey("a", b"1"))
+            sender.answers = deque([silent])
+            with pytest.raises(StoreUnavailableError, match=silent.message if silent else "no answer"):
+                await on.ask(PutKey("a", b"1"))
