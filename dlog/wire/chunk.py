@@ -19,7 +19,8 @@ Invariants:
 - every byte is covered by a checksum: the head by its own, the body by that in the head; rows and payloads have their
   own as well, so that a part of a chunk can be checked;
 - every fault is a DamagedError, another version an UnsupportedVersionError. Version 1, without `contiguous`, was in no
-  release.
+  release;
+- a newer version has its head's checksum at the same place, so that a damaged version is not taken for a newer one.
 """
 
 from __future__ import annotations
@@ -143,12 +144,12 @@ def decode_head(data: Buffer) -> ChunkHead:
     magic, version = _START.unpack_from(data)
     if magic != MAGIC:
         raise DamagedError(f"the object is no chunk of a segment: begins_with={bytes(magic)!r}")
-    if version > VERSION:
-        raise UnsupportedVersionError(f"the chunk has a newer format, upgrade: version={version} known={VERSION}")
-    if version == 1:
+    if version == 1:  # its head is shorter
         raise UnsupportedVersionError("the chunk has format 1, of no release, create the stream again")
     if _CRC.unpack_from(data, _HEAD.size)[0] != crc32c(memoryview(data)[: _HEAD.size]):
-        raise DamagedError("the checksum of a chunk's head does not match")
+        raise DamagedError(f"the checksum of a chunk's head does not match: version={version} known={VERSION}")
+    if version > VERSION:
+        raise UnsupportedVersionError(f"the chunk has a newer format, upgrade: version={version} known={VERSION}")
     _, _, kind, zero, *fields = _HEAD.unpack_from(data)
     if version != VERSION or kind not in _KINDS or zero:
         raise DamagedError(f"the chunk's head has no meaning: version={version} kind={kind}")

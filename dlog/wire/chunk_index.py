@@ -8,7 +8,8 @@
 Big-endian. end number: of the chunk that ended the segment. The checksum covers all before it.
 
 Invariants:
-- every fault is a DamagedError, a newer version an UnsupportedVersionError.
+- every fault is a DamagedError, a newer version an UnsupportedVersionError;
+- a newer version ends with the same checksum, so that a damaged version is not taken for a newer one.
 """
 
 from __future__ import annotations
@@ -82,11 +83,11 @@ def decode_index(data: Buffer) -> ChunkIndex:
     if len(data) < _HEAD.size + _END.size or bytes(data[:8]) != MAGIC:
         raise DamagedError(f"the object is no index of a segment: bytes={len(data)}")
     _, version, zero, nonce, segment, end_number, entries, payload_bytes = _HEAD.unpack_from(data)
-    if version > VERSION:
-        raise UnsupportedVersionError(f"the index has a newer format, upgrade: version={version} known={VERSION}")
     view = memoryview(data)
     if struct.unpack(">I", view[-4:])[0] != crc32c(view[:-4]):
-        raise DamagedError("the checksum of a segment's index does not match")
+        raise DamagedError(f"the checksum of a segment's index does not match: version={version} known={VERSION}")
+    if version > VERSION:
+        raise UnsupportedVersionError(f"the index has a newer format, upgrade: version={version} known={VERSION}")
     rows = view[_HEAD.size : -_END.size]
     if version != VERSION or zero or len(rows) != _ROW.size * (end_number - 1):
         raise DamagedError(f"the index has no meaning: version={version} end_number={end_number} bytes={len(data)}")

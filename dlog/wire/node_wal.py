@@ -14,6 +14,7 @@ Invariants:
 - every byte is covered by a checksum: the head by its own, the frames by that in the head, each payload by that of its
   entry;
 - every fault is a DamagedError, a newer version an UnsupportedVersionError;
+- a newer version has its head's checksum at the same place, so that a damaged version is not taken for a newer one;
 - payloads are copied neither on encoding nor on decoding.
 """
 
@@ -108,11 +109,11 @@ def decode_wal_entry(data: Buffer) -> WalEntry:
     magic, version = _START.unpack_from(data)
     if magic != MAGIC:
         raise DamagedError(f"this is no entry of a node's write-ahead log: begins_with={bytes(magic)!r}")
-    if version > VERSION:
-        raise UnsupportedVersionError(f"the WAL entry has a newer format, upgrade: version={version} known={VERSION}")
     view = memoryview(data)
     if _CRC.unpack_from(data, _HEAD.size)[0] != crc32c(view[: _HEAD.size]):
-        raise DamagedError("the checksum of a WAL entry's head does not match")
+        raise DamagedError(f"the checksum of a WAL entry's head does not match: version={version} known={VERSION}")
+    if version > VERSION:
+        raise UnsupportedVersionError(f"the WAL entry has a newer format, upgrade: version={version} known={VERSION}")
     _, _, zero, frames, node_epoch, table_bytes, payload_bytes, table_crc = _HEAD.unpack_from(data)
     if version != VERSION or zero or not 0 < frames <= FRAMES_MAX:
         raise DamagedError(f"the WAL entry's head has no meaning: version={version} frames={frames}")

@@ -21,6 +21,7 @@ Invariants:
 - every byte is covered by a checksum, and the blocks, the index and the footer tile the object, so an object that was
   changed or cut short anywhere is noticed;
 - every fault is a DamagedError, a newer version an UnsupportedVersionError;
+- a newer version has a footer of these fields and its checksum, so that a damaged version is not taken for a newer one;
 - an object says whose it is (object id, node, node epoch), so one that no metadata names can be identified.
 
 Source: AutoMQ 1.1.0, the object format of S3Stream; checksums, spans, the version and 64-bit sizes are ours.
@@ -259,17 +260,19 @@ def decode_footer(tail: Buffer, size: int) -> Footer:
     crc, version, magic = _END.unpack_from(tail, len(tail) - _END.size)
     if magic != MAGIC:
         raise DamagedError(f"the object is none with entries, or cut short: ends_with={bytes(magic)!r} bytes={size}")
-    if version > VERSION:
-        raise UnsupportedVersionError(f"the object has a newer format, upgrade: version={version} known={VERSION}")
     position, index_bytes, blocks, index_crc, object, node_epoch, node_bytes = _FOOTER.unpack_from(
         tail, len(tail) - FOOTER_BYTES
     )
     view, footer_bytes = memoryview(tail), FOOTER_BYTES + node_bytes
-    if version != VERSION or node_bytes > NODE_ID_BYTES_MAX or footer_bytes > len(tail):
+    if not version or node_bytes > NODE_ID_BYTES_MAX or footer_bytes > len(tail):
         raise DamagedError(f"the footer of an object has no meaning: version={version} node_bytes={node_bytes}")
     at = len(tail) - footer_bytes
     if crc32c(view[len(tail) - _END.size + _CRC.size :], crc32c(view[at : len(tail) - _END.size])) != crc:
-        raise DamagedError(f"the checksum of an object's footer does not match: bytes={size}")
+        raise DamagedError(
+            f"the checksum of an object's footer does not match: bytes={size} version={version} known={VERSION}"
+        )
+    if version > VERSION:
+        raise UnsupportedVersionError(f"the object has a newer format, upgrade: version={version} known={VERSION}")
     if position + index_bytes + footer_bytes != size or index_bytes != blocks * INDEX_ROW_BYTES:
         raise DamagedError(f"the parts of an object do not fit: bytes={size} index_at={position} blocks={blocks}")
     try:

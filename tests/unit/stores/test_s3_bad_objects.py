@@ -10,6 +10,8 @@ import pytest
 from dlog.model.ids import EntryId
 from dlog.stores.contract import SegmentCorruptError, SegmentRef
 from dlog.stores.s3.store import S3Store
+from dlog.wire.digest import crc32c
+from dlog.wire.stream_object import decode_footer
 from tests.unit.stores.test_s3 import W1, Cluster, append, entry, upload
 
 ENTRIES = 3
@@ -71,10 +73,13 @@ async def test_no_changed_byte_and_no_cut_gives_other_entries(cluster: Cluster) 
 async def test_an_object_of_a_newer_version_says_to_upgrade(cluster: Cluster) -> None:
     ref, name = await uploaded(cluster)
     data = bytearray(cluster.objects.objects[name])
+    footer = decode_footer(data, len(data)).bytes
     data[-9] = 2
-    cluster.objects.objects[name] = bytes(data)
-    with pytest.raises(SegmentCorruptError, match="upgrade"):
-        await found(await cluster.store(None), ref)
+    for told in ("checksum of an object's footer does not match", "upgrade"):
+        cluster.objects.objects[name] = bytes(data)
+        with pytest.raises(SegmentCorruptError, match=told):
+            await found(await cluster.store(None), ref)
+        data[-14:-10] = crc32c(data[-10:], crc32c(data[-footer:-14])).to_bytes(4)
 
 
 async def test_other_objects_at_the_root_change_nothing(cluster: Cluster) -> None:

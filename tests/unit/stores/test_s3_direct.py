@@ -32,6 +32,7 @@ from dlog.stores.s3_direct.put_budget import PutBudget
 from dlog.stores.s3_direct.store import SEGMENTS, S3DirectStore
 from dlog.stores.s3_direct.writer import S3DirectWriter
 from dlog.wire.chunk import HEAD_BYTES, ChunkKind, decode_head, encode_chunk
+from dlog.wire.digest import crc32c
 from tests.integration.stores.seeking import START_MS, check_locate, draw_entries, entry_payload
 from tests.memory_objects import MemoryObjects, PutFault
 
@@ -705,9 +706,13 @@ async def test_a_chunk_of_another_segment_and_a_newer_format_are_refused(cluster
     cluster.objects.objects[place] = cluster.objects.objects[cluster.chunks(other.name)[1]]
     with pytest.raises(SegmentCorruptError, match="another segment"):
         await read_all(await cluster.store(), ref)
-    cluster.objects.objects[place] = sound[:8] + b"\x00\x09" + sound[10:]
-    with pytest.raises(SegmentCorruptError, match="upgrade"):
-        await read_all(await cluster.store(), ref)
+    damaged = sound[:8] + b"\x00\x09" + sound[10:]
+    head = damaged[: HEAD_BYTES - 4]
+    newer = head + crc32c(head).to_bytes(4) + sound[HEAD_BYTES:]
+    for data, told in ((damaged, "checksum of a chunk's head does not match"), (newer, "upgrade")):
+        cluster.objects.objects[place] = data
+        with pytest.raises(SegmentCorruptError, match=told):
+            await read_all(await cluster.store(), ref)
 
 
 @pytest.mark.parametrize("description", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x90"])

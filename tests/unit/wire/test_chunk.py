@@ -88,8 +88,18 @@ def test_a_changed_byte_of_the_rows_is_noticed_without_the_payloads() -> None:
 def test_another_version_is_told_from_damage(version: int, told: str) -> None:
     data = bytearray(chunk(ChunkKind.DATA, b"one"))
     data[9] = version
+    data[HEAD_BYTES - 4 : HEAD_BYTES] = crc32c(data[: HEAD_BYTES - 4]).to_bytes(4)
     with pytest.raises(UnsupportedVersionError, match=told):
         decode_head(data)
+
+
+def test_a_damaged_version_is_damage() -> None:
+    data = bytearray(chunk(ChunkKind.DATA, b"one"))
+    for at in (8, 9):
+        changed = bytearray(data)
+        changed[at] ^= 128
+        with pytest.raises(DamagedError, match="checksum of a chunk's head does not match: version="):
+            decode_head(changed)
 
 
 def test_a_chunk_that_knows_of_chunks_above_it_is_damaged() -> None:

@@ -9,6 +9,7 @@ import pytest
 from dlog.errors import DamagedError, UnsupportedVersionError
 from dlog.wire.chunk import HEAD_BYTES, ChunkHead, ChunkKind, rows_size
 from dlog.wire.chunk_index import decode_index, encode_index, make_index
+from dlog.wire.digest import crc32c
 
 NONCE, SEGMENT = bytes(range(16)), bytes(range(16, 32))
 
@@ -43,6 +44,9 @@ def test_every_changed_or_missing_byte_is_noticed() -> None:
 def test_a_newer_version_is_told_from_damage() -> None:
     data = bytearray(encode_index(INDEX))
     data[9] = 9
+    with pytest.raises(DamagedError, match=r"checksum of a segment's index does not match: version=9 known="):
+        decode_index(data)
+    data[-4:] = crc32c(data[:-4]).to_bytes(4)
     with pytest.raises(UnsupportedVersionError, match="upgrade"):
         decode_index(data)
 

@@ -14,6 +14,7 @@ from dlog.model.ids import Epoch
 from dlog.model.object_streams import NodeEpoch, ObjectStreamId
 from dlog.wire.digest import crc32c
 from dlog.wire.node_wal import (
+    HEAD_BYTES,
     MAGIC,
     OFFSET_END,
     StreamEntry,
@@ -90,6 +91,9 @@ def test_every_entry_that_is_cut_short_or_too_long_is_noticed() -> None:
 def test_a_newer_version_is_told_from_damage() -> None:
     data = bytearray(encoded())
     data[len(MAGIC)] = 2
+    with pytest.raises(DamagedError, match=r"checksum of a WAL entry's head does not match: version=2 known="):
+        decode_wal_entry(data)
+    data[HEAD_BYTES - 4 : HEAD_BYTES] = crc32c(data[: HEAD_BYTES - 4]).to_bytes(4)
     with pytest.raises(UnsupportedVersionError, match="upgrade"):
         decode_wal_entry(data)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dlog.errors import DamagedError, UnsupportedVersionError
 from dlog.model.object_streams import NodeEpoch, NodeId, ObjectId, ObjectStreamId, Slice
 from dlog.wire import stream_object
+from dlog.wire.digest import crc32c
 from dlog.wire.stream_object import (
     INDEX_ROW_BYTES,
     ObjectEncoder,
@@ -179,6 +180,10 @@ def test_the_first_read_grows_with_the_object() -> None:
 def test_a_newer_version_is_told_from_damage() -> None:
     data = bytearray(encoded(EXAMPLE))
     data[-9] = 2
+    with pytest.raises(DamagedError, match=r"checksum of an object's footer does not match: .* version=2 known="):
+        decoded(bytes(data))
+    footer = decode_footer(encoded(EXAMPLE), len(data)).bytes
+    data[-14:-10] = crc32c(data[-10:], crc32c(data[-footer:-14])).to_bytes(4)
     with pytest.raises(UnsupportedVersionError, match="upgrade"):
         decoded(bytes(data))
 
