@@ -45,8 +45,8 @@ CANDIDATES_MAX = 500  # marked ledgers that are listed at once
 PUT_OFF_MAX = 10_000  # ledgers whose failures are remembered
 
 _NO_BOOKIE = (
-    "its mark names no bookie, as Java's check of placement policies writes it: let Java's AutoRecovery move its "
-    "copies, or delete the mark (docs/operations.md)"
+    "the ledger's mark names no bookie, as Java's check of placement policies writes it: let Java's AutoRecovery move "
+    "its copies, or delete the mark (docs/operations.md)"
 )
 _OPEN = (
     "a bookie of its last ensemble is back and lacks entries: it gets them once the ledger's writer has closed the "

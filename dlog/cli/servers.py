@@ -40,7 +40,7 @@ def read_proxy() -> None:
 
 @click.group()
 def recovery() -> None:
-    """Run the process that copies what a lost bookie had to other bookies."""
+    """Run the process that copies to other bookies what a lost bookie held."""
 
 
 write_proxy.add_command(server_command("proxies.write", "a write proxy"))

@@ -126,8 +126,8 @@ class ZooKeeperUnderreplication:
     def damage(self, ledger: LedgerId) -> str:
         """What to say of a ledger whose mark cannot be read or decoded."""
         return (
-            f"its mark in ZooKeeper cannot be read or decoded, delete this znode (docs/operations.md): ledger={ledger} "
-            f"path={self._paths.mark(ledger)}"
+            f"the ledger's mark in ZooKeeper cannot be read or decoded, delete this znode (docs/operations.md): "
+            f"ledger={ledger} path={self._paths.mark(ledger)}"
         )
 
     async def marked(self, above: LedgerId | None = None) -> AsyncIterator[LedgerId]:

@@ -355,7 +355,7 @@ async def test_a_damaged_mark_is_named_and_others_are_repaired(bench: Bench, ses
         await bench.until_left(set())
     failed = next(event for event in bench.events if isinstance(event, RepairFailed))
     assert failed.reason == (
-        f"its mark in ZooKeeper cannot be read or decoded, delete this znode (docs/operations.md): "
+        f"the ledger's mark in ZooKeeper cannot be read or decoded, delete this znode (docs/operations.md): "
         f"ledger={ONE} path={path}"
     )
     assert [event.ledger for event in bench.events if isinstance(event, MarkCompleted)] == [TWO, ONE]

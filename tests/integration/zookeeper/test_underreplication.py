@@ -161,7 +161,7 @@ async def test_a_mark_that_cannot_be_decoded_hides_no_other(
     await tree.mark(FAR, {A, B}, 5)
     found = [marked async for page in tree.pages() for marked in page]
     assert [(marked.ledger, marked.mark) for marked in found] == [(ONE, None), (FAR, Mark((A, B), 5))]
-    says = "its mark in ZooKeeper cannot be read or decoded, delete this znode (docs/operations.md): "
+    says = "the ledger's mark in ZooKeeper cannot be read or decoded, delete this znode (docs/operations.md): "
     with pytest.raises(DamagedError) as raised:
         await tree.mark(ONE, {A}, 6)
     assert raised.value.message.startswith(f"{says}ledger={ONE} path={MARK}: ")
