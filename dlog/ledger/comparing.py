@@ -30,7 +30,8 @@ Invariants:
 7. One step looks up at most STEP_ENTRIES entries in lists, and those of one part more. The next one follows a timer: a
    ledger whose bookies all serve lists asks nothing that would end a step.
 8. Parts of an ensemble are asked for up to the last entry that one of its bookies in reach holds: metadata may name a
-   last entry far above it. Where no bookie holds anything of a part, they are asked for their last entries.
+   last entry far above it. Where no bookie holds anything of a part, they are asked for their last entries. The rest of
+   an ensemble is missing on each but those that ever answered IO_ERROR: these are reported as out of reach.
 
 Our own. BookKeeper's auditor reads the first and last entries, or lists all (AuditorReplicasCheckTask).
 """
@@ -231,6 +232,7 @@ class LedgerComparer:
         self._lists: dict[BookieId, EntryList | None] = {}  # None: asked for
         self._held = LastHeldEntries(ledger)
         self._doubted: set[BookieId] = set()  # answered IO_ERROR: what they do not hold may be lost
+        self._rest_unknown: set[BookieId] = set()  # those of them that an ensemble's rest was not asked of
         self._entries = 0  # of the parts begun
         self._parts: Iterator[_Part] = iter(())
         self._narrowed: list[_Part] = []
@@ -440,9 +442,11 @@ class LedgerComparer:
 
     def _note_rest(self, part: _Part) -> None:
         """Record as missing this part, the rest of an ensemble's entries, of which no bookie in reach holds any.
-        Bookies that reported IO_ERROR before are left out: what they do not hold may be lost."""
+        Bookies that reported IO_ERROR before count as out of reach: what they do not hold may be lost."""
         for bookie in part.members:
-            if bookie not in self._out_of_reach and bookie not in self._doubted:
+            if bookie in self._doubted:
+                self._rest_unknown.add(bookie)
+            elif bookie not in self._out_of_reach:
                 self._missing.append(_missing(part, bookie, part.first, part.last, part.entries))
 
     def _judge(self, question: _Question) -> None:
@@ -517,7 +521,7 @@ class LedgerComparer:
             self._entries,
             tuple(sorted(_merged(self._missing), key=lambda found: (found.first, found.bookie))),
             tuple(sorted(self._differing, key=lambda found: found.first)),
-            tuple(sorted(self._out_of_reach.items())),
+            tuple(sorted((dict.fromkeys(self._rest_unknown, _UNREADABLE) | self._out_of_reach).items())),
             self._is_complete,
         )
 

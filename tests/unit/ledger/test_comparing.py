@@ -374,3 +374,13 @@ class TestMetadataThatNamesALastEntryFarAboveWhatBookiesHold:
         found = bench.compare()
         assert found.missing == self.rest(10, A, C)
         assert found.out_of_reach == ((B, "io_error"),)
+
+    def test_the_rest_is_in_doubt_if_each_bookie_may_have_lost_entries(self) -> None:
+        """Each has one copy that it cannot read; only what it was asked for and counted as none is missing."""
+        bench = self.bench(700)
+        for number, bookie in enumerate((A, B, C)):
+            bench.unreadable[bookie] = range(number, number + 1)
+        found = bench.compare()
+        assert {m.bookie for m in found.missing} == {A, B, C} and all(m.last < 10_000 for m in found.missing)
+        assert [(d.first, d.wrong) for d in found.differing] == [(0, {A}), (1, {B}), (2, {C})]
+        assert found.out_of_reach == ((A, "io_error"), (B, "io_error"), (C, "io_error"))
