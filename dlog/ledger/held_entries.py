@@ -11,20 +11,26 @@ from dlog.machine import Effect, Send
 from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from dlog.wire.bookie import Code, EntryRead, ReadEntry
 
+UNSERVED_MAX = 10_000  # entries in a row that no bookie serves, before one without a known last entry is given up
 LAST_HELD = EntryId(-1)  # entry id of a read, and of its reply, that asks for the last entry that the bookie holds
 _IDS = struct.Struct(">qq")
 
 
 class LastHeldEntries:
     """The last entry that each bookie says it holds, by one read of LAST_HELD from each. The ids in the packet count
-    even if its digest does not verify: bookies check the ids of what they serve."""
+    even if its digest does not verify: bookies check the ids of what they serve.
 
-    __slots__ = ("_asked", "_last", "_ledger")
+    A bookie that cannot read its last entry does not say which one it is. It is given up once it was asked in vain for
+    UNSERVED_MAX entries in a row that no other bookie served either.
+    """
+
+    __slots__ = ("_asked", "_last", "_ledger", "_unserved")
 
     def __init__(self, ledger: LedgerId) -> None:
         self._ledger = ledger
         self._asked: set[BookieId] = set()  # reply is awaited
         self._last: dict[BookieId, int] = {}
+        self._unserved = 0  # entries in a row that no bookie served
 
     def ask(self, bookies: Iterable[BookieId], out: list[Effect]) -> None:
         """Ask those of these bookies that have not replied and are not being asked."""
@@ -61,6 +67,14 @@ class LastHeldEntries:
     def note_lost(self, bookie: BookieId) -> None:
         """The bookie does not reply; it may be asked again."""
         self._asked.discard(bookie)
+
+    def note_entry(self, is_served: bool) -> None:
+        """An entry that was asked for was served by a bookie, or by none."""
+        self._unserved = 0 if is_served else self._unserved + 1
+
+    def is_given_up(self, bookie: BookieId) -> bool:
+        """Whether the bookie has not said which entry is its last one, and none of many entries was served."""
+        return self._unserved >= UNSERVED_MAX and bookie not in self._last
 
     def last_of(self, bookie: BookieId) -> EntryId | None:
         """The last entry that the bookie holds, NO_ENTRY if none; None: it has not said so."""

@@ -265,6 +265,7 @@ class StripeCopying:
                 copy.failed[bookie] = error.message
                 copy.damaged.add(bookie)
             else:
+                self._held.note_entry(True)
                 self._write(copy, entry, out)
                 return
         elif answer.code in ABSENT:
@@ -370,23 +371,24 @@ class StripeCopying:
 
     def _serves_no_more(self, bookie: BookieId) -> bool:
         """Whether a source serves none of the entries from `_next` on: it was given up, or said that it holds none."""
-        return self._health.is_given_up(bookie) or self._held.ends_below(bookie, self._next)
+        is_given_up = self._health.is_given_up(bookie) or self._held.is_given_up(bookie)
+        return is_given_up or self._held.ends_below(bookie, self._next)
 
     def _leave_rest(self) -> None:
         """No source serves the entries from `_next` on: list them as unreadable, or, if bookies out of reach may have
         them, as blocked."""
-        reasons = {
-            bookie: f"holds no entry above {self._held.last_of(bookie)}"
-            if self._held.ends_below(bookie, self._next)
-            else "unreachable"
-            for bookie in self._sources
-        }
+        reasons = {bookie: self._why_no_more(bookie) for bookie in self._sources}
         silent = [b for b in self._sources if b not in self._last_resort and not self._held.ends_below(b, self._next)]
         if silent:
-            self._block(dict.fromkeys(silent, "unreachable"))
+            self._block({bookie: reasons[bookie] for bookie in silent})
         else:
             self._list(self._next, self.stripe.last, _reason(reasons))
         self._next = EntryId(self.stripe.last + 1)
+
+    def _why_no_more(self, bookie: BookieId) -> str:
+        if self._held.ends_below(bookie, self._next):
+            return f"holds no entry above {self._held.last_of(bookie)}"
+        return "unreachable" if self._health.is_given_up(bookie) else "does not say which entry is its last one"
 
     def _has_room(self, out: list[Effect]) -> bool:
         if not self._pacer.is_open:
@@ -409,6 +411,7 @@ class StripeCopying:
         hopeful = [b for b in sources if b not in copy.denied and not self._health.is_given_up(b)]
         if not hopeful or copy.rounds >= self._attempts_max:
             del self._copies[entry], self._unasked[entry]
+            self._held.note_entry(False)
             reasons = {
                 b: copy.failed.get(b, "does not hold it" if b in copy.denied else "unreachable") for b in sources
             }

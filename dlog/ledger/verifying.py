@@ -8,7 +8,8 @@ Invariants:
   bookie; ranges beyond are counted;
 - entries above the last one that any bookie of their ensemble holds are not asked for one by one, but judged as one
   range: metadata may name a last entry far above it. If only lost bookies may hold more entries, they are asked again
-  after each of PAUSES_MAX pauses; after that they count as if they held none.
+  after each of PAUSES_MAX pauses; after that they count as if they held none. So does one that cannot read its last
+  entry, after UNSERVED_MAX entries in a row that no bookie served (dlog/ledger/held_entries.py).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ RANGES_MAX = 10_000  # of each bookie
 PAUSES_MAX = 20
 PAUSE = "pause"  # key of the timer
 PAUSE_S = 0.25
+
+_NO_LAST = "does not say which entry is its last one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +168,12 @@ class LedgerVerifier:
         while self._next <= self._last and len(self._checks) < ENTRIES_AT_ONCE:
             ensemble = self._metadata.fragment_of(self._next).ensemble
             silent = [bookie for bookie in ensemble if not self._held.ends_below(bookie, self._next)]
-            if any(bookie not in self._lost for bookie in silent):
+            asked = [bookie for bookie in silent if not self._held.is_given_up(bookie)]
+            if any(bookie not in self._lost for bookie in asked):
                 self._request_next()
             elif self._checks:
                 break  # they are judged before
-            elif not silent or self._pauses >= PAUSES_MAX:
+            elif not self._lost.keys() & silent or self._pauses >= PAUSES_MAX:
                 self._judge_rest(ensemble)
             else:
                 if not self._is_paused and not self._held.is_waiting:
@@ -207,17 +211,19 @@ class LedgerVerifier:
             lasts = [entry for entry in range(last - period + 1, last + 1) if index in quorum.write_set(entry)]
             if firsts:
                 ends = self._held.ends_below(bookie, first)
-                why = f"holds no entry above {self._held.last_of(bookie)}" if ends else self._lost[bookie]
+                why = f"holds no entry above {self._held.last_of(bookie)}" if ends else self._lost.get(bookie, _NO_LAST)
                 self._findings.add(bookie, EntryId(firsts[0]), "damaged", why, False, EntryId(lasts[-1]))
         entries = last - first + 1
         self._below_write_quorum += entries
         self._below_ack_quorum += entries
         self._without_copy += entries
         self._next = self._judged = EntryId(last + 1)
+        self._held.note_entry(True)  # bookies are asked for the next ensemble's entries anew
 
     def _judge(self, entry: EntryId, check: _Check) -> None:
         for bookie in check.good:
             self._findings.end(bookie)
+        self._held.note_entry(bool(check.good))
         bad = check.wrong | check.missing
         if not bad:
             return

@@ -222,9 +222,16 @@ def test_one_step_begins_a_bounded_number_of_entries() -> None:
     assert pacer.is_open
 
 
-def serve(story: Story, lines: list[str], held: dict[str, set[int]], unreadable: Collection[str] = ()) -> list[str]:
+def serve(
+    story: Story,
+    lines: list[str],
+    held: dict[str, set[int]],
+    unreadable: Collection[str] = (),
+    endless: Collection[str] = (),
+) -> list[str]:
     """Have the bookies answer until the repair ends, those not in `held` by a lost connection; returns all lines.
-    unreadable: bookies that answer with an I/O error in place of NO_ENTRY."""
+    unreadable: bookies that answer with an I/O error in place of NO_ENTRY. endless: those that cannot read the last
+    entry that they hold."""
     seen, version = list(lines), 1
     while not only(seen, "answer"):
         assert len(seen) < 2000, "it goes on for ever"
@@ -235,7 +242,9 @@ def serve(story: Story, lines: list[str], held: dict[str, set[int]], unreadable:
                     upcoming += story.lost(bookie)
                 case ["read", number, "of", bookie]:
                     entry = max(held[bookie], default=-1) if number == "-1" else int(number)
-                    if entry in held[bookie]:
+                    if bookie in endless and entry == max(held[bookie]):
+                        upcoming += story.has_not(int(number), bookie, code=Code.IO_ERROR, fence=False)
+                    elif entry in held[bookie]:
                         upcoming += story.has(bookie, int(number), packet(entry, b"x", length=entry + 1), fence=False)
                     else:
                         code = Code.IO_ERROR if bookie in unreadable else Code.NO_ENTRY
@@ -311,6 +320,26 @@ class TestMetadataThatNamesALastEntryFarAboveWhatBookiesHold:
         lines = serve(story, lines, {"a": {0, 1}, "d": set()}, unreadable="a")
         assert [u[:3] for u in reply(story).unreadable] == [(2, self.LAST, "b")]
         assert only(lines, "write") == [f"write v1 closed at {self.LAST} length=100: 0 a d, 2 a b"]
+
+    def test_a_bookie_that_cannot_read_its_last_entry_may_have_the_rest(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is asked no more after many entries; metadata stays, as of a bookie that is out of reach."""
+        monkeypatch.setattr("dlog.ledger.held_entries.UNSERVED_MAX", 20)
+        story, lines = repair(closed("0 a b", last=self.LAST, quorum=E222), gone("b"), entries_max=4, attempts_max=2)
+        lines = serve(story, lines, {"a": {0, 1, 2}, "d": set()}, endless="a")
+        assert "bookies=a (does not say which entry is its last one)" in failure(story)
+        assert only(lines, "write") == [] and len(only(lines, "read")) < 100
+
+    def test_one_that_is_back_gets_what_a_bookie_has_that_cannot_read_its_last_entry(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("dlog.ledger.held_entries.UNSERVED_MAX", 20)
+        value = closed("0 a b c", last=self.LAST, quorum=Quorum(ensemble=3, write=3, ack=2))
+        bad = BadRange(EntryId(0), value.last_entry, BookieId("b"), "thin", "no_entry")
+        story, lines = repair(value, Repair(frozenset(), (bad,)), entries_max=4, attempts_max=2)
+        lines = serve(story, lines, {"a": {0, 1, *range(12, 40)}, "c": set(range(3))}, endless="a")
+        stored = {int(text.split()[1]) for text in only(lines, "store")}
+        assert stored == {*range(3), *range(12, 39)} and len(only(lines, "read")) < 200
+        assert "bookies=a (does not say which entry is its last one)" in failure(story)
 
     def test_entries_behind_a_hole_are_copied(self) -> None:
         story, lines = repair(closed("0 a b", last=self.LAST, quorum=E222), gone("b"), entries_max=4, attempts_max=2)

@@ -196,9 +196,15 @@ E332, E322 = Quorum(ensemble=3, write=3, ack=2), Quorum(ensemble=3, write=2, ack
 
 
 def verified_far(
-    held: dict[BookieId, set[int]], quorum: Quorum, last: int = LAST, returns: int | None = None, lost: BookieId = C
+    held: dict[BookieId, set[int]],
+    quorum: Quorum,
+    last: int = LAST,
+    returns: int | None = None,
+    lost: BookieId = C,
+    unreadable: frozenset[BookieId] = frozenset(),
 ) -> tuple[Verified, int]:
-    """A verification, and its number of reads. Bookies not in `held` are lost; `lost` is back after some pauses."""
+    """A verification, and its number of reads. Bookies not in `held` are lost; `lost` is back after some pauses.
+    unreadable: bookies that cannot read the last entry that they hold."""
     machine, pauses, reads = verifier(quorum), 0, 0
     effects = machine.handle(Asked(1, Verify(EntryId(last))))
     for effect in effects:
@@ -218,6 +224,8 @@ def verified_far(
                     continue
                 found = max(held[bookie], default=-1) if entry == -1 else entry
                 code = Code.OK if found in held[bookie] else Code.NO_ENTRY
+                if bookie in unreadable and found == max(held[bookie]):
+                    code = Code.IO_ERROR
                 effects += machine.handle(says(bookie, entry, code, packet(found) if code is Code.OK else b""))
     raise AssertionError("no answer")
 
@@ -273,3 +281,42 @@ class TestMetadataThatNamesALastEntryFarAboveWhatBookiesHold:
     def test_entries_behind_a_hole_are_checked(self) -> None:
         found, _ = verified_far({A: {0, 500}, B: {0, 500}, C: {0, 500}}, E332)
         assert [(bad.first, bad.last) for bad in found.ranges if bad.bookie == A] == [(1, 499), (501, LAST)]
+
+    @pytest.mark.parametrize("quorum", [E332, E322])
+    @pytest.mark.parametrize("lost", [(), (C,)])
+    def test_a_bookie_that_cannot_read_its_last_entry_is_given_up(
+        self, monkeypatch: pytest.MonkeyPatch, quorum: Quorum, lost: tuple[BookieId, ...]
+    ) -> None:
+        monkeypatch.setattr("dlog.ledger.held_entries.UNSERVED_MAX", 100)
+        held = {bookie: set(range(10)) for bookie in (A, B, C) if bookie not in lost}
+        found, reads = verified_far(held, quorum, unreadable=frozenset({A}))
+        assert found.without_copy >= LAST + 1 - 10 and reads < 1500
+        assert {bad.bookie for bad in found.ranges if bad.last > 2**62} == {A, B, C}
+
+    def test_a_bookie_that_cannot_read_its_last_entry_is_asked_on_while_any_bookie_serves(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("dlog.ledger.held_entries.UNSERVED_MAX", 100)
+        held = {A: {*range(10), *range(60, 300)}, B: set(range(10)), C: set(range(10))}
+        found, _ = verified_far(held, E332, unreadable=frozenset({A}))
+        assert [(bad.first, bad.last) for bad in found.ranges if bad.bookie == A] == [(10, 59), (299, LAST)]
+
+    def test_what_a_bookie_said_that_it_holds_is_checked_whatever_the_hole(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("dlog.ledger.held_entries.UNSERVED_MAX", 100)
+        held = {A: {0, 1}, B: {0, 1, 500}, C: {0, 1}}
+        found, _ = verified_far(held, E332, unreadable=frozenset({A}))
+        assert [(bad.first, bad.last) for bad in found.ranges if bad.bookie == B] == [(2, 499), (501, LAST)]
+
+    def test_each_ensemble_is_asked_anew(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A bookie that was given up in an ensemble may serve entries of the next one."""
+        monkeypatch.setattr("dlog.ledger.held_entries.UNSERVED_MAX", 100)
+        fragments = (Fragment(EntryId(0), (A, B, C)), Fragment(EntryId(1000), (A, B, C)))
+        monkeypatch.setattr(
+            "tests.unit.ledger.test_verifying.verifier",
+            lambda quorum: LedgerVerifier(LEDGER, LedgerMetadata(quorum=quorum, fragments=fragments), DIGEST),
+        )
+        held = {A: set(range(1000, 1010)), B: set[int](), C: set[int]()}
+        found, _ = verified_far(held, E332, unreadable=frozenset({A}))
+        assert [(bad.first, bad.last) for bad in found.ranges if bad.bookie == A] == [(0, 999), (1009, LAST)]
