@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from dlog.errors import (
     UnavailableError,
 )
 from dlog.log.messages import BatchWritten
-from dlog.wire.proxy import Credit, Failed, Message, Question, Read, ReaderEvent, ReaderEventKind, Write
+from dlog.wire.proxy import Credit, Failed, Message, Read, ReaderEvent, ReaderEventKind, Write
 from proxies.connection import Connection, Pause
 from proxies.dialling import Dialler
 from proxies.forwarding_connection import Answer, ForwardingConnection, unreachable
@@ -43,6 +43,7 @@ GREETING_S = 0.3  # and is given up if the proxy does not accept a new one in th
 SLOW_S = 10.0  # and is given up after so long a silence in any case
 ANSWER_S = 15.0
 READS_MAX = 1000  # of one connection
+CREDIT_MAX = 2**63 - 1  # bytes, in one message
 _GO_ON = (ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP, ReaderEventKind.BEHIND)  # a following reader goes on
 
 
@@ -89,6 +90,10 @@ class ForwardingPool:
         meters.counter("forward_questions", "Other requests forwarded", lambda: self.questions)
 
 
+#: What to call with the connection once it is open, or with the error
+_Waiting = tuple[Callable[[ForwardingConnection], object], Callable[[Any], object]]
+
+
 class _PeerRoute:
     """The connection to one proxy, or the requests that wait until it is open."""
 
@@ -97,8 +102,19 @@ class _PeerRoute:
     def __init__(self, address: str) -> None:
         self.address = address
         self.pipe: ForwardingConnection | None = None
-        self.waiting: list[tuple[Callable[[ForwardingConnection], object], Callable[[DLogError], object]]] = []
+        self.waiting: dict[_Waiting, None] = {}  # in call order
         self.is_full = False
+
+
+@dataclass(slots=True, eq=False)
+class _ForwardedRead:
+    """A reader of the client. waiting: its place among the requests that wait for the connection. number: its request
+    on the connection, once that is open; until then `credit` is the sum of what the client allowed."""
+
+    route: _PeerRoute
+    waiting: _Waiting | None = None
+    number: int | None = None
+    credit: int = 0
 
 
 class Forwarding:
@@ -110,9 +126,7 @@ class Forwarding:
         self._connection = connection
         self._routes: dict[str, _PeerRoute] = {}
         self._pipes: dict[ForwardingConnection, None] = {}  # also those whose proxy shuts down
-        self._reads: dict[
-            int, tuple[_PeerRoute, int | None]
-        ] = {}  # client's request -> lane, request on its pipe once sent
+        self._reads: dict[int, _ForwardedRead] = {}  # by the client's request
         self._writable = True
         self._is_closed = False
 
@@ -131,20 +145,33 @@ class Forwarding:
         if len(self._reads) >= READS_MAX:
             raise OverCapacityError("too many readers on this connection, close some first")
         self._pool.reads += 1
-        self._reads[read.request] = (self._route(address), None)
-        self._through(address, partial(self._begin_read, read), partial(self._end_read, read.request))
+        self._reads[read.request] = found = _ForwardedRead(self._route(address))
+        found.waiting = self._through(
+            address, partial(self._begin_read, read, found), partial(self._end_read, read.request)
+        )
 
     def carries(self, request: int) -> bool:
         """Whether the reader of this request is forwarded."""
         return request in self._reads
 
     def credit(self, credit: Credit) -> None:
-        self._send_for_reader(credit.request, lambda number: replace(credit, request=number))
+        """Pass credit on to a forwarded reader; while its connection is still opening, it is added up."""
+        found = self._reads.get(credit.request)
+        if found is None:
+            return
+        if found.number is None:
+            found.credit = min(found.credit + credit.bytes, CREDIT_MAX)
+        elif found.route.pipe is not None:
+            found.route.pipe.send(replace(credit, request=found.number))
 
     def cancel(self, request: int) -> None:
         found = self._reads.pop(request, None)
-        if found is not None and found[1] is not None and found[0].pipe is not None:
-            found[0].pipe.unsubscribe(found[1])
+        if found is None:
+            return
+        if found.waiting is not None:
+            found.route.waiting.pop(found.waiting, None)
+        if found.number is not None and found.route.pipe is not None:
+            found.route.pipe.unsubscribe(found.number)
 
     async def ask(self, question: Any, address: str) -> dict[str, Any]:
         """Forward a request with one reply to the proxy at `address`.
@@ -196,16 +223,19 @@ class Forwarding:
 
     def _through(
         self, address: str, run: Callable[[ForwardingConnection], object], fail: Callable[[Any], object]
-    ) -> None:
-        """Call `run` with the pipe, once it is open and in call order; `fail` if it cannot be opened."""
+    ) -> _Waiting | None:
+        """Call `run` with the pipe, once it is open and in call order; `fail` if it cannot be opened. Returns what the
+        route keeps until then."""
         if self._is_closed:
             fail(ConnectionLostError("the client is gone", outcome_unknown=False))
-            return
+            return None
         route = self._route(address)
         if route.pipe is not None:
             run(route.pipe)
-        else:
-            route.waiting.append((run, fail))
+            return None
+        waiting = (run, fail)
+        route.waiting[waiting] = None
+        return waiting
 
     async def _live(self, route: _PeerRoute) -> None:
         """Open a lane's connection, guard it, and clean up at its end."""
@@ -223,7 +253,7 @@ class Forwarding:
         pipe.on_full = partial(self._full, route)
         self._pool.open[pipe] = self._pipes[pipe] = None
         pipe.hold(not self._writable)
-        waiting, route.waiting = route.waiting, []
+        waiting, route.waiting = route.waiting, {}
         for run, _ in waiting:
             run(pipe)
         try:
@@ -234,7 +264,7 @@ class Forwarding:
 
     def _fail(self, route: _PeerRoute, error: DLogError) -> None:
         self._ended(route)
-        waiting, route.waiting = route.waiting, []
+        waiting, route.waiting = route.waiting, {}
         for _, fail in waiting:
             fail(error)
 
@@ -268,8 +298,8 @@ class Forwarding:
             self.routes.moved(stream, address)
         answer(result)
 
-    def _begin_read(self, read: Read, pipe: ForwardingConnection) -> None:
-        if read.request not in self._reads:
+    def _begin_read(self, read: Read, found: _ForwardedRead, pipe: ForwardingConnection) -> None:
+        if self._reads.get(read.request) is not found:
             return  # cancelled while the pipe was opened
 
         def on_message(message: Message) -> None:
@@ -282,21 +312,13 @@ class Forwarding:
         number = pipe.subscribe(
             lambda n: replace(read, request=n, forwarded=True), on_message, lambda: self._end_read(read.request, lost)
         )
-        self._reads[read.request] = (self._reads[read.request][0], number)
+        found.number = number
+        if found.credit:
+            pipe.send(Credit(number, found.credit))
 
     def _end_read(self, request: int, error: DLogError) -> None:
         if self._reads.pop(request, None) is not None:
             self._connection.fail(request, error)
-
-    def _send_for_reader(self, request: int, question: Callable[[int], Question]) -> None:
-        found = self._reads.get(request)
-        if found is None:
-            return
-        route, number = found
-        if number is not None and route.pipe is not None:
-            route.pipe.send(question(number))
-        elif number is None:
-            route.waiting.append((lambda _: self._send_for_reader(request, question), lambda _: None))
 
 
 def _under(request: int, message: Any) -> Message:
