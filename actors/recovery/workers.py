@@ -14,7 +14,8 @@ Invariants:
   only such bookies waits; one that lost others, too, is repaired for those, and keeps its mark.
 - A mark is deleted only after a repair that left nothing out; after a failure it stays, an event says why, and the
   ledger waits: `backoff_s`, doubled after each further failure. If it failed for want of bookies, the wait ends as soon
-  as a bookie is registered that was not when the attempt began, or has changed between writable and read-only.
+  as bookies can be read or written that could not, all together, in any attempt that failed so: one that comes and
+  goes, or changes between writable and read-only, ends it once.
 - A worker that ends anywhere leaves a lock that ends with the session; nothing else needs cleaning up.
 - A ledger that fails does not keep others waiting: all marked ledgers are listed in turn, CANDIDATES_MAX at once.
 - State is kept of the ledgers that failed or wait, PUT_OFF_MAX at most.
@@ -43,6 +44,7 @@ from dlog.model.verification import BadRange, Verified
 
 CANDIDATES_MAX = 500  # marked ledgers that are listed at once
 PUT_OFF_MAX = 10_000  # ledgers whose failures are remembered
+STATES_MAX = 4  # sets of bookies with which a ledger failed that are told apart
 
 _NO_BOOKIE = (
     "the ledger's mark names no bookie, as Java's check of placement policies writes it: let Java's AutoRecovery move "
@@ -60,8 +62,8 @@ _NO_REPLACEMENT = (
 )
 
 
-#: The registered bookies, each with whether it is writable
-Available = frozenset[tuple[BookieId, bool]]
+#: What bookies are there for: (bookie, False) if it can be read, also (bookie, True) if it can be written
+BookieStates = frozenset[tuple[BookieId, bool]]
 
 
 class RepairableLedgers(Protocol):
@@ -79,7 +81,7 @@ class RepairableLedgers(Protocol):
 
     async def recover(self, ledger: LedgerId) -> object: ...
 
-    def available_bookies(self) -> Available: ...
+    def available_bookies(self) -> frozenset[tuple[BookieId, bool]]: ...
 
 
 @dataclass(slots=True)
@@ -88,14 +90,26 @@ class _PutOff:
 
     failures: int = 0
     not_before_s: float = 0.0
-    lacked: Available | None = None  # the bookies with which it failed, if others might help; else None
+    #: The bookies with which it failed, if others might help
+    bookies_at_failure: tuple[BookieStates, ...] = ()
     open_since_s: float | None = None  # when its last ensemble, not closed, was first found with a lost bookie
     #: last ensemble of an open ledger, and bookies that are back and have all their copies below it
     verified_below: tuple[Fragment, frozenset[BookieId]] | None = None
     unreadable: int = 0
 
-    def is_due(self, now_s: float, available: Available) -> bool:
-        return self.not_before_s <= now_s or (self.lacked is not None and not available <= self.lacked)
+    def is_due(self, now_s: float, available: BookieStates) -> bool:
+        failed = self.bookies_at_failure
+        return self.not_before_s <= now_s or (bool(failed) and not any(available <= states for states in failed))
+
+    def note_failure(self, available: BookieStates | None) -> None:
+        """An attempt failed with these bookies, so fewer will not do. None: others would not help."""
+        if available is None:
+            self.bookies_at_failure = ()
+        elif not any(available <= states for states in self.bookies_at_failure):
+            failed = [states for states in self.bookies_at_failure if not states <= available]
+            if len(failed) == STATES_MAX:
+                failed[:2] = [failed[0] | failed[1]]  # too many to tell apart: as if it had failed with both
+            self.bookies_at_failure = (*failed, available)
 
 
 class RepairWorkers:
@@ -119,7 +133,7 @@ class RepairWorkers:
         self._listed_to: LedgerId | None = None  # the next list begins behind it; None: at the lowest id
         self._list_due_s = 0.0
         self._put_off: dict[LedgerId, _PutOff] = {}
-        self._available: Available = frozenset()
+        self._available: BookieStates = frozenset()
         self.repairing = 0  # ledgers
 
     async def run(self) -> None:
@@ -189,9 +203,10 @@ class RepairWorkers:
         self._rng.shuffle(found)  # so that processes seldom try the same one
         self._candidates.extend(found)
 
-    def _look_available(self) -> Available:
+    def _look_available(self) -> BookieStates:
         """The registered bookies now; the same object as before if they have not changed."""
-        now = self._ledgers.available_bookies()
+        registered = self._ledgers.available_bookies()
+        now = registered.union((bookie, False) for bookie, _ in registered)
         if now != self._available:
             self._available = now
         return self._available
@@ -230,7 +245,7 @@ class RepairWorkers:
                 metrics.REPAIRED_LEDGERS.inc()
                 self._on_event(MarkCompleted(ledger, total.copied_entries, total.copied_bytes))
 
-    async def _attempt(self, marked: MarkedLedger, available: Available) -> Repaired | None:
+    async def _attempt(self, marked: MarkedLedger, available: BookieStates) -> Repaired | None:
         """Repair the ledger; None: it is put off. available: the registered bookies when the attempt began. Raises
         DLogError."""
         ledger = marked.ledger
@@ -337,17 +352,17 @@ class RepairWorkers:
         if put_off is not None:
             put_off.open_since_s = None
 
-    def _wait(self, total: Repaired, available: Available) -> None:
+    def _wait(self, total: Repaired, available: BookieStates) -> None:
         """Put off a ledger that has to wait; within its writer's grace that is no failure."""
         put_off = self._state(total.ledger)
         if total.waits == _GRACE and put_off.open_since_s is not None:
             put_off.not_before_s = put_off.open_since_s + self._options.open_grace_s
-            put_off.lacked = None
+            put_off.note_failure(None)
         else:
             reason = _OPEN if total.waits == OPEN_LEDGER else total.waits
             self._fail(total.ledger, reason, None if reason in (_OPEN, _MORE) else available)
 
-    def _report_unreadable(self, repaired: Repaired, available: Available) -> None:
+    def _report_unreadable(self, repaired: Repaired, available: BookieStates) -> None:
         first = repaired.unreadable[0]
         entries = sum(found.last - found.first + 1 for found in repaired.unreadable)
         self._on_event(EntriesUnreadable(repaired.ledger, first.first, first.last, first.bookie, entries, first.reason))
@@ -358,10 +373,10 @@ class RepairWorkers:
 
     # ---- what failed -------------------------------------------------------------------------------------------------
 
-    def _fail(self, ledger: LedgerId, reason: str, lacked: Available | None = None) -> None:
-        """Put off a ledger. lacked: the bookies that were registered, if others might help; else None."""
+    def _fail(self, ledger: LedgerId, reason: str, available: BookieStates | None = None) -> None:
+        """Put off a ledger. available: the bookies that were registered, if others might help; else None."""
         put_off = self._state(ledger)
-        put_off.lacked = lacked
+        put_off.note_failure(available)
         again_s = min(self._options.backoff_max_s, self._options.backoff_s * 2.0**put_off.failures)
         again_s *= self._rng.uniform(0.75, 1.0)
         put_off.failures = min(put_off.failures + 1, 30)

@@ -199,6 +199,69 @@ async def test_a_ledger_that_failed_for_want_of_bookies_is_tried_again_once_ther
     assert sorted(ledger for ledger, _, _ in bench.asked) == [ONE] * 4 + [TWO]
 
 
+@pytest.fixture
+async def short_of_bookies(sessions: list[ZooKeeper]) -> Bench:
+    """ONE fails for want of bookies; other ledgers are repaired."""
+    bench = await bench_on(sessions[0], replace(QUICK, backoff_s=1000.0, backoff_max_s=2000.0))
+
+    def result(ledger: LedgerId) -> Repaired:
+        if ledger == ONE:
+            raise NotEnoughBookiesError("start more")
+        return Repaired(ledger)
+
+    bench.result = result
+    await bench.marks.mark(ONE, {GONE}, 5)
+    return bench
+
+
+async def attempts(bench: Bench, available: frozenset[tuple[BookieId, bool]]) -> int:
+    """How often ONE was tried in all, once these bookies were seen. What is due is listed together and begun before
+    the next list. Each ledger that is marked and repaired shows one list; the first may have begun before."""
+    bench.available = available
+    for _ in range(3):
+        ledger = LedgerId(100 + len(bench.asked))
+        await bench.marks.mark(ledger, {GONE}, 5)
+        await bench.until_left({ONE})
+    return [ledger for ledger, _, _ in bench.asked].count(ONE)
+
+
+async def test_a_bookie_that_turns_read_only_ends_no_wait(short_of_bookies: Bench) -> None:
+    bench = short_of_bookies
+    writable = bench.available
+    read_only = writable - {(C, True)} | {(C, False)}
+    async with bench.running():
+        for available in (writable, read_only, writable, read_only, writable - {(C, True)}, writable):
+            assert await attempts(bench, available) == 1
+
+
+async def test_a_bookie_that_comes_and_goes_ends_the_wait_once(short_of_bookies: Bench) -> None:
+    bench, e = short_of_bookies, BookieId("e:1")
+    before = bench.available
+    read_only, writable = before | {(GONE, False)}, before | {(GONE, True)}
+    async with bench.running():
+        assert await attempts(bench, before) == 1
+        assert await attempts(bench, read_only) == 2
+        assert await attempts(bench, writable) == 3
+        for available in (before, writable, read_only, writable):
+            assert await attempts(bench, available) == 3
+        assert await attempts(bench, read_only | {(e, True)}) == 4
+        for available in (writable, read_only | {(e, True)}):
+            assert await attempts(bench, available) == 4
+        assert await attempts(bench, writable | {(e, True)}) == 5, "both could be written at no time before"
+
+
+async def test_many_bookies_that_come_and_go_end_the_wait_once_each(short_of_bookies: Bench) -> None:
+    bench = short_of_bookies
+    before = bench.available
+    flapping = [before | {(BookieId(f"e{number}:1"), True)} for number in range(2 * workers.STATES_MAX)]
+    async with bench.running():
+        assert await attempts(bench, before) == 1
+        for number, available in enumerate(flapping):
+            assert await attempts(bench, available) == 2 + number
+        for available in (*flapping, before, *flapping):
+            assert await attempts(bench, available) == 1 + len(flapping)
+
+
 async def test_a_bookie_that_comes_during_the_attempt_that_lacked_it_ends_the_wait(sessions: list[ZooKeeper]) -> None:
     bench = await bench_on(sessions[0], replace(QUICK, backoff_s=1000.0, backoff_max_s=2000.0))
     bench.is_stuck = True
