@@ -47,8 +47,11 @@ from dlog.region.messages import (
     FindStart,
     LostEntries,
     MarkDeleted,
+    OffsetsFound,
     OpenRegion,
     ReadingStart,
+    ReadRecords,
+    RecordsRead,
     SaveSnapshot,
     Topic,
     WriteEntries,
@@ -115,7 +118,7 @@ class Regions:
 
     async def open(self, name: str, *, create: bool = False, skip_damaged: bool = False) -> Region:
         """Own a region; who owned it before gets RegionFencedError. Opened ones are shared: callers at the same time
-        get the same object. create: make its topics if they do not exist. skip_damaged: leave out records that
+        get the same object. create: make it if its data topic does not exist. skip_damaged: leave out records that
         cannot be decoded, which other programs wrote (event `region.record_ignored`), instead of raising.
 
         Raises TopicNotFoundError, UnsafeTopicError, DamagedError, UnavailableError.
@@ -128,21 +131,11 @@ class Regions:
             if found is not None:
                 await found.close()
             paths = self._paths(name)
-            if create:
-                for topic in (Topic.META, Topic.DATA):  # a region has a data topic, so that is made last
-                    if not await self.topics.exists(paths[topic]):
-                        with suppress(TopicExistsError):  # another process creates it, too
-                            await self.topics.create(paths[topic])
+            ids = await self._topics_to_open(name, paths, creates=create)
             await self._check(name, paths)
-            ids = {topic: await self.topics.topic_id(path) for topic, path in paths.items()}
-            if None in ids.values():
-                await self._check(name, paths)  # raises, unless it was created again meanwhile
-                raise UnavailableError(f"the region is deleted while it is opened: region={self.namespace}/{name}")
             region = self._opened[name] = Region(
                 name,
-                RegionTopics(
-                    self.topics, paths, is_owner=True, ids={topic: found or "" for topic, found in ids.items()}
-                ),
+                RegionTopics(self.topics, paths, is_owner=True, ids=ids),
                 self._options,
                 self._rng,
                 self.on_event,
@@ -159,12 +152,13 @@ class Regions:
             return region
 
     async def view(self, name: str, *, skip_damaged: bool = False) -> RegionView:
-        """Read a region as it is now, without owning it. skip_damaged: leave out records that cannot be decoded.
+        """Read a region as it is now, without owning it. skip_damaged: leave out records that cannot be decoded. The
+        meta topic may be missing.
 
         Raises TopicNotFoundError, DamagedError, UnavailableError.
         """
         paths = self._paths(name)
-        await self._check(name, paths)
+        await self._check(name, paths, needs_meta=False)
         topics = RegionTopics(self.topics, paths)
         number = region_number(name)
         next_number = itertools.count().__next__
@@ -191,12 +185,14 @@ class Regions:
         region = self._opened.get(name)
         data = await self.topics.topic_id(paths[Topic.DATA])
         meta = await self.topics.topic_id(paths[Topic.META])
+        if await self.topics.topic_id(paths[Topic.DATA]) != data:
+            meta = None  # that of another region of the name, which is or was there
         if region is not None:
             await region._close(saves=False)
         if data is not None:
             await self.topics.delete(paths[Topic.DATA], data)
-        if meta is not None and await self.topics.topic_id(paths[Topic.DATA]) is None:  # else it may be the next one's
-            await self.topics.delete(paths[Topic.META], meta)
+        if meta is not None and await self.topics.topic_id(paths[Topic.DATA]) is None:
+            await self.topics.delete(paths[Topic.META], meta)  # whoever creates the region now makes another one
 
     def _forget(self, region: Region) -> None:
         """Keep a region that has ended no longer."""
@@ -207,15 +203,52 @@ class Regions:
         check_name("region", name)
         return topic_names(self.namespace, name)
 
-    async def _check(self, name: str, paths: Mapping[Topic, str]) -> None:
-        """Raise TopicNotFoundError or UnsafeTopicError unless the topics are there and keep what they have."""
-        for path in paths.values():
+    async def _topics_to_open(self, name: str, paths: Mapping[Topic, str], *, creates: bool) -> dict[Topic, str]:
+        """The ids of the region's topics. Makes a meta topic that is missing, and the region if `creates`.
+
+        A region is there if its data topic is, so that is created last. A meta topic without a data topic may be of an
+        earlier region, and its deletion under way: another one is created in its place. Raises TopicNotFoundError.
+        """
+        data, meta = paths[Topic.DATA], paths[Topic.META]
+        for _ in range(self._options.open_attempts):
+            is_there = await self.topics.exists(data)
+            if not is_there and not creates:
+                raise self._not_found(name, data)
+            meta_id = await self.topics.topic_id(meta)
+            if meta_id is not None and not is_there:
+                await self.topics.delete(meta, meta_id)
+                meta_id = None
+            for path, is_missing in ((meta, meta_id is None), (data, not is_there)):
+                if is_missing:
+                    with suppress(TopicExistsError):  # another process creates it, too
+                        await self.topics.create(path)
+            data_id, meta_id = await self.topics.topic_id(data), await self.topics.topic_id(meta)
+            if data_id is not None and meta_id is not None and data_id == await self.topics.topic_id(data):
+                return {Topic.DATA: data_id, Topic.META: meta_id}  # both were there at one time
+        raise self._changing(name)
+
+    def _changing(self, name: str) -> UnavailableError:
+        return UnavailableError(
+            f"the region is created or deleted while it is opened, try again: region={self.namespace}/{name}"
+        )
+
+    def _not_found(self, name: str, path: str) -> TopicNotFoundError:
+        return TopicNotFoundError(
+            f"there is no such region, create it first: region={self.namespace}/{name} topic={path}"
+        )
+
+    async def _check(self, name: str, paths: Mapping[Topic, str], *, needs_meta: bool = True) -> None:
+        """Raise TopicNotFoundError or UnsafeTopicError unless the topics are there and keep what they have. The meta
+        topic may be missing, unless `needs_meta`: then UnavailableError."""
+        for topic, path in paths.items():
             try:
                 await self.topics.check(path)
             except TopicNotFoundError:
-                raise TopicNotFoundError(
-                    f"there is no such region, create it first: region={self.namespace}/{name} topic={path}"
-                ) from None
+                if topic is Topic.META and not needs_meta:
+                    continue
+                if topic is Topic.META:
+                    raise self._changing(name) from None
+                raise self._not_found(name, path) from None
 
 
 def _guarded(on_event: Callable[[Event], None]) -> Callable[[Event], None]:
@@ -233,11 +266,19 @@ def _guarded(on_event: Callable[[Event], None]) -> Callable[[Event], None]:
 
 
 async def _load(loader: RegionLoader, topics: RegionTopics) -> RegionState:
-    """Find the state of a region. Raises OffsetOutOfRangeError if its front is deleted meanwhile."""
+    """Find the state of a region; without its meta topic by the data topic alone, which leads to the same state.
+    Raises OffsetOutOfRangeError if its front is deleted meanwhile."""
     asking = loader.begin()
     while True:
         topic, question = asking
-        following = loader.handle(await topics.ask(topic, question))
+        try:
+            reply = await topics.ask(topic, question)
+        except TopicNotFoundError:
+            if topic is not Topic.META:
+                raise
+            is_read = isinstance(question, ReadRecords)
+            reply = RecordsRead(question.number, ()) if is_read else OffsetsFound(question.number, 0, 0)
+        following = loader.handle(reply)
         if following is None:
             assert loader.state is not None, "the loader is done"
             return loader.state

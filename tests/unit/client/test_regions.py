@@ -304,7 +304,7 @@ class FreezingTopics(WatchedTopics):
         return found
 
 
-@pytest.mark.parametrize("freeze_after", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("freeze_after", [1, 2, 3, 4, 5, 6])
 @pytest.mark.parametrize("is_opened", [True, False])
 async def test_a_deletion_that_is_frozen_leaves_the_next_region_alone(
     tmp_path: Path, address: str, freeze_after: int, is_opened: bool
@@ -411,6 +411,102 @@ async def test_what_is_left_of_a_region_that_was_deleted_half_is_deleted(watched
         assert not await watched.exists(META)
 
 
+async def test_a_region_that_is_created_during_a_deletion_keeps_its_topics(
+    watched: WatchedTopics, address: str
+) -> None:
+    async with regions(watched) as made, regions(address) as others:
+        await (await made.open("orders", create=True)).write(T, [b"old"])
+        gate = watched.gate("delete", META)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(made.delete("orders"))
+            await gate.is_reached.wait()
+            assert not await watched.exists(DATA)
+            heir = await others.open("orders", create=True)
+            assert await heir.write(T, [b"new"]) == (1,)
+            gate.is_open.set()
+        await heir.save()
+        assert await listed(await made.view("orders")) == [(T, 1, b"new")]
+        assert await listed(await made.open("orders")) == [(T, 1, b"new")]
+
+
+async def test_a_region_that_is_being_created_keeps_its_topics(tmp_path: Path, address: str) -> None:
+    """A deletion that was frozen behind its first question meets a meta topic that has no data topic yet."""
+    deleting, creating = FreezingTopics(tmp_path / "wal"), WatchedTopics(tmp_path / "wal")
+    async with regions(deleting) as made, regions(creating) as others, asyncio.TaskGroup() as group:
+        await (await others.open("orders", create=True)).write(T, [b"old"])
+        gate = creating.gate("create", DATA)
+        opening: list[asyncio.Task[Region]] = []
+
+        async def recreate() -> None:
+            await others.delete("orders")
+            opening.append(group.create_task(others.open("orders", create=True)))
+            await gate.is_reached.wait()
+
+        deleting.meanwhile, deleting.freeze_after = recreate, 1
+        await made.delete("orders")
+        assert await creating.exists(META)
+        gate.is_open.set()
+        heir = await opening[0]
+        assert await heir.write(T, [b"new"]) == (1,)
+        await heir.save()
+
+
+async def test_snapshots_of_an_earlier_region_are_not_taken(watched: WatchedTopics) -> None:
+    def fail(call: str, topic: str) -> None:
+        if (call, topic) == ("delete", META):
+            raise UnavailableError("not now")
+
+    async with regions(watched) as made:
+        region = await made.open("orders", create=True)
+        await region.write(T, [b"old"])
+        await region.save()
+        watched.before = fail
+        with pytest.raises(UnavailableError):
+            await made.delete("orders")
+        with pytest.raises(UnavailableError):
+            await made.open("orders", create=True)
+        assert not await watched.exists(DATA)
+        watched.before = lambda call, topic: None
+        heir = await made.open("orders", create=True)
+        assert await heir.write(T, [b"new"]) == (1,)
+        await heir.save()
+        assert await listed(heir) == [(T, 1, b"new")]
+
+
+@pytest.mark.parametrize("rounds", [1, 99])
+async def test_a_region_that_is_recreated_while_it_is_opened_has_topics_of_one_time(
+    tmp_path: Path, address: str, rounds: int
+) -> None:
+    async with regions(address) as others:
+        await others.open("orders", create=True)
+        left = rounds
+
+        class Recreating(WatchedTopics):
+            async def topic_id(self, topic: str) -> str | None:
+                nonlocal left
+                found = await super().topic_id(topic)
+                if topic == DATA and left and self.calls[-2:] == [("topic_id", META), ("topic_id", DATA)]:
+                    left -= 1
+                    await others.delete("orders")
+                    await others.open("orders", create=True)
+                return found
+
+        topics = Recreating(tmp_path / "wal")
+        async with regions(topics) as made:
+            if rounds > 5:
+                with pytest.raises(
+                    UnavailableError, match="created or deleted while it is opened, try again: region=a"
+                ):
+                    await made.open("orders")
+                return
+            region = await made.open("orders")
+            assert region._topics._ids == {
+                topic: await topics.topic_id(path) for topic, path in region._topics.paths.items()
+            }
+            await region.write(T, [b"new"])
+            await region.save()
+
+
 # ---- opening --------------------------------------------------------------------------------------------------------
 
 
@@ -445,17 +541,20 @@ async def test_a_region_that_does_not_exist(address: str) -> None:
         await made.open("orders", create=True)
 
 
-async def test_a_missing_meta_topic_is_made_again_with_create(address: str) -> None:
+@pytest.mark.parametrize("create", [False, True])
+async def test_a_missing_meta_topic_costs_nothing_and_is_made_again(address: str, create: bool) -> None:
     async with regions(address) as made:
         region = await made.open("orders", create=True)
         await region.write(T, [b"a", b"b"])
     await open_topics(address).delete(META)
     async with regions(address) as made:
-        with pytest.raises(TopicNotFoundError, match=f"topic={META}"):
-            await made.open("orders")
-        region = await made.open("orders", create=True)
+        view = await made.view("orders")
+        assert await listed(view) == [(T, 1, b"a"), (T, 2, b"b")]
+        assert not await open_topics(address).exists(META)
+        region = await made.open("orders", create=create)
         assert await region.write(T, [b"c"]) == (3,)
         assert await listed(region) == [(T, 1, b"a"), (T, 2, b"b"), (T, 3, b"c")]
+        await region.save()
 
 
 async def test_two_processes_create_a_region_at_the_same_time(watched: WatchedTopics, tmp_path: Path) -> None:
