@@ -245,6 +245,17 @@ class Brokers:
                     found.add(topic_id)
         return found
 
+    async def topic_id_by_leader(self, topic: str) -> str | None:
+        """The id of the topic according to its leader; None if that does not know it (any more). Raises
+        TopicNotFoundError, UnsupportedVersionError."""
+        answer = await self._ask_leader(topic, TopicIdRequest(topic))
+        for code, name, topic_id, *_ in answer.topics:
+            if name == topic and code != _UNKNOWN_TOPIC:
+                self._check_leader(code, topic)
+                return str(topic_id)
+        self._leaders.pop(topic, None)
+        return None
+
     async def create(self, topic: str, replication_factor: int, configs: Mapping[str, str]) -> None:
         """Create a topic of one partition. Raises TopicExistsError, InvalidRequestError."""
         request = CreateTopicsRequest(

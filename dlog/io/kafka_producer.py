@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import (
     BrokerResponseError,
     KafkaError,
@@ -26,6 +26,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 
 from dlog.errors import RecordTooLargeError, UnauthorizedError, UnavailableError
 from dlog.io.kafka_settings import BATCH_OVERHEAD_BYTES, KafkaTopicsOptions, ProducerId
+from dlog.io.kafka_topic_ids import TopicIdRequest
 from dlog.region.topics import OwnerRefusedError, RecordBytes
 
 _RECORDS_MAX = 2**31 - 1  # aiokafka's sequence numbers become negative behind it, which brokers refuse
@@ -149,6 +150,25 @@ class TopicProducer:
             raise
         finally:
             queued.cancel()  # of the wait; an error that comes later is then not reported as unhandled
+
+    async def check_id(self, topic_id: str) -> None:
+        """Check that the topic of the last append has this id. Asks the broker that answered the append, on the same
+        connection: it knew the topic that it appended to. May wait for ever. Raises UnavailableError with an unknown
+        outcome: the append may be in another topic of the name. The producer ends unless this succeeds."""
+        client = self._producer.client
+        leader = client.cluster.leader_for_partition(TopicPartition(self.topic, 0))
+        try:
+            if leader is None or leader < 0:
+                raise self._unknown("the topic has no leader, so its id is not known")
+            answer = await client.send(leader, TopicIdRequest(self.topic))
+            if not any(name == self.topic and found == topic_id for _, name, found, *_ in answer.topics):
+                raise self._unknown("the topic was deleted, or deleted and created again")
+        except (KafkaError, OSError, TimeoutError, NotImplementedError) as error:
+            self.is_ended = True
+            raise self._unknown(f"the topic's id is not known: {_error_text(error)}") from error
+        except BaseException:
+            self.is_ended = True
+            raise
 
     async def close(self, within_s: float) -> None:
         """Close it, once the appends under way have ended, but at most about 4 x within_s later. Their outcome is then

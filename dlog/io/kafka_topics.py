@@ -154,6 +154,14 @@ class KafkaTopics:
 
         return await self._until_done("ask for a topic's id", topic, topic_id)
 
+    async def check_id(self, topic: str, topic_id: str) -> None:
+        """Raises TopicNotFoundError unless the topic has this id: behind a read, that it was this topic's."""
+
+        async def check() -> None:
+            await self._check_id(topic, topic_id)
+
+        await self._until_done("ask for a topic's id", topic, check)
+
     async def names(self, prefix: str) -> list[str]:
         async def names() -> list[str]:
             return sorted(name for name in await self._brokers.topics() if name.startswith(prefix))
@@ -201,11 +209,21 @@ class KafkaTopics:
         return TopicOwner() if self.options.transactional_ids else None
 
     async def append(
-        self, topic: str, records: Sequence[RecordBytes], owner: TopicOwner | None = None, *, topic_id: str = ""
+        self,
+        topic: str,
+        records: Sequence[RecordBytes],
+        owner: TopicOwner | None = None,
+        *,
+        topic_id: str = "",
+        checks_first: bool = True,
     ) -> int:
         """See Topics. Raises RecordTooLargeError for what does not fit into one batch, before anything is sent, and
-        OwnerRefusedError if a later owner has begun. Appends without an owner are never refused for that. A topic's id
-        is checked before the records are sent, since Kafka does not check it."""
+        OwnerRefusedError if a later owner has begun. Appends without an owner are never refused for that.
+
+        Kafka does not check the topic's id. So it is checked before the records are sent, unless `checks_first` is
+        false, and again before this returns: records that went to another topic of the name are never acknowledged
+        (UnavailableError, outcome unknown), but they are in that topic.
+        """
         if not records:
             raise ValueError("an append has at least one record")
         self._check_open()
@@ -216,13 +234,17 @@ class KafkaTopics:
             delay_s = _RETRY_S
             while True:
                 try:
-                    await self._check_id(topic, topic_id)
+                    if checks_first:
+                        await self._check_id(topic, topic_id)
                     producer = await self._producer(topic, owner)
                     try:
                         with producer.use():
                             queued = await producer.queue(batch)
                             is_queued = True
-                            return await producer.wait_appended(queued)
+                            offset = await producer.wait_appended(queued)
+                            if topic_id:
+                                await producer.check_id(topic_id)
+                            return offset
                     finally:
                         if producer.is_ended:
                             self._retire(producer)
@@ -339,8 +361,11 @@ class KafkaTopics:
 
     async def _check_id(self, topic: str, topic_id: str) -> None:
         """Raise TopicNotFoundError unless the topic has this id; "": any will do."""
-        if topic_id and topic_id not in await self._brokers.topic_ids(topic):
-            raise topic_recreated(topic)
+        if not topic_id or await self._brokers.topic_id_by_leader(topic) == topic_id:
+            return
+        if topic_id in await self._brokers.topic_ids(topic):
+            raise self._failed("not every broker knows the topic")
+        raise topic_recreated(topic)
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dlog.errors import DLogError
@@ -25,7 +25,7 @@ from dlog.region.messages import (
     Topic,
     TopicFailed,
 )
-from dlog.region.topics import Topics
+from dlog.region.topics import RecordBytes, Topics
 from dlog.wire.region import RecordKind
 
 READ_BYTES = 1 * MiB  # of a topic, at once
@@ -36,10 +36,11 @@ class RegionTopics:
     """The two topics of one region. paths: their names. is_owner: for the owner of the region; with the option
     `transactional_ids` Kafka's brokers then refuse what former owners append to the data topic.
 
-    ids: of the topics, from before the region is loaded: only topics with these ids are changed, so that an owner whose
-    region was deleted and created again does not touch the next one. Not checked are entries that go to Kafka: a batch
-    counts only behind its owner's fence. (Entries of format 0 have no fence, and may count in the next region: of that
-    format callers see to it that one process writes.) Empty: nothing is checked, since names of regions are not reused.
+    ids: of the topics, from before the region is loaded: only topics with these ids are read and changed, so that an
+    owner whose region was deleted and created again acknowledges nothing, and does not touch the next one. Kafka cannot
+    check ids: they are asked for before and after a change, and after a read. Batches in version 1 are not checked
+    before, since one counts only behind its owner's fence. What a topic got between check and change stays there, not
+    acknowledged; an entry in version 0 may count there. Empty: nothing is checked, as names of regions are not reused.
     """
 
     def __init__(
@@ -61,20 +62,35 @@ class RegionTopics:
         topic_id = self._ids.get(topic, "")
         match question:
             case AppendRecords(_, records):
-                if isinstance(topics, KafkaTopics) and topic is Topic.DATA:
-                    if records[0][0][0] == RecordKind.ENTRY:
-                        topic_id = ""  # it would cost another request, and a batch counts only behind its owner's fence
-                    if self._owner is not None:
-                        first = await topics.append(path, records, self._owner, topic_id=topic_id)
-                        return RecordsAppended(number, first)
-                return RecordsAppended(number, await topics.append(path, records, topic_id=topic_id))
+                if not isinstance(topics, KafkaTopics):
+                    return RecordsAppended(number, await topics.append(path, records, topic_id=topic_id))
+                owner = self._owner if topic is Topic.DATA else None
+                checks_first = topic is Topic.META or not _is_fenced(records)
+                first = await topics.append(path, records, owner, topic_id=topic_id, checks_first=checks_first)
+                return RecordsAppended(number, first)
             case ReadRecords(_, offset):
-                return RecordsRead(number, tuple(await topics.read(path, offset, READ_BYTES)))
+                found = await topics.read(path, offset, READ_BYTES)
+                await self._check_id(topic)
+                return RecordsRead(number, tuple(found))
             case AskOffsets():
-                return OffsetsFound(number, *await topics.offsets(path))
+                first, next = await topics.offsets(path)
+                await self._check_id(topic)
+                return OffsetsFound(number, first, next)
             case DeleteBefore(_, offset):
                 await topics.delete_before(path, offset, topic_id=topic_id)
                 return BeforeDeleted(number)
+
+    async def _check_id(self, topic: Topic) -> None:
+        """Raise TopicNotFoundError if what was just read of a topic in Kafka may be another topic's."""
+        topic_id = self._ids.get(topic, "")
+        if topic_id and isinstance(self.topics, KafkaTopics):
+            await self.topics.check_id(self.paths[topic], topic_id)
+
+
+def _is_fenced(records: Sequence[RecordBytes]) -> bool:
+    """Whether these are entries that count only behind the fence of their owner, which those in version 0 have not."""
+    key = records[0][0]
+    return key[0] == RecordKind.ENTRY and key[-1] > 0  # its version
 
 
 def region_driver(

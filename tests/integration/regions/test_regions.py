@@ -35,8 +35,9 @@ from dlog.io.kafka_settings import KafkaTopicsOptions, topic_configs
 from dlog.io.kafka_topics import KafkaTopics, TopicOwner
 from dlog.region.messages import LostEntries
 from dlog.region.names import region_number
+from dlog.region.options import RegionOptions
 from dlog.region.owner import RegionFencedError
-from dlog.region.topics import OwnerRefusedError, RecordBytes, UnsafeTopicError
+from dlog.region.topics import OwnerRefusedError, RecordBytes, TopicNotFoundError, UnsafeTopicError
 from dlog.wire.region import RecordKind, decode_record
 from tests.integration.cluster import ROOT
 from tests.integration.regions.kafka_cluster import KafkaCluster, admin, leader, read_all
@@ -212,7 +213,16 @@ class Appends:
         self.really = regions.topics.append
         monkeypatch.setattr(regions.topics, "append", self._append)
 
-    async def _append(self, topic: str, records: Sequence[RecordBytes], *, topic_id: str = "") -> int:
+    async def _append(
+        self,
+        topic: str,
+        records: Sequence[RecordBytes],
+        owner: TopicOwner | None = None,
+        *,
+        topic_id: str = "",
+        checks_first: bool = True,
+    ) -> int:
+        assert owner is None
         return await self.append(topic, records)
 
     async def append(self, topic: str, records: Sequence[RecordBytes]) -> int:
@@ -252,7 +262,7 @@ class HeldOwner:
         monkeypatch.setattr(regions.topics, "append", self._append)
 
     async def _append(
-        self, topic: str, records: Sequence[RecordBytes], owner: TopicOwner | None = None, *, topic_id: str = ""
+        self, topic: str, records: Sequence[RecordBytes], owner: TopicOwner | None = None, **checks: Any
     ) -> int:
         assert isinstance(self._really.__self__, KafkaTopics)
         is_held = is_batch(records) and not self.wake.is_set()
@@ -260,7 +270,7 @@ class HeldOwner:
             self.is_held.set()
             await self.wake.wait()
         try:
-            offset: int = await self._really(topic, records, owner, topic_id=topic_id)
+            offset: int = await self._really(topic, records, owner, **checks)
             return offset
         except OwnerRefusedError as error:
             self.error = error
@@ -299,6 +309,74 @@ async def test_an_owner_that_was_taken_over_writes_no_more(address: str, monkeyp
         await shadow.check(again)
         with pytest.raises(RegionFencedError):
             await new.write(1, [b"stale"])
+
+
+@asynccontextmanager
+async def regions_of_format(address: str, format: int) -> AsyncIterator[Regions]:
+    async with Regions(address, NAMESPACE, options=RegionOptions(format=format), clean_every_s=None) as regions:
+        yield regions
+
+
+@pytest.mark.parametrize("format", [0, 1])
+async def test_an_owner_whose_region_was_recreated_acknowledges_nothing(address: str, format: int) -> None:
+    name = f"recreated-{format}"
+    async with regions_of_format(address, format) as first, regions_of_format(address, format) as second:
+        old = await first.open(name, create=True)
+        for _ in range(3):
+            await old.write(1, [b"old"])
+        await second.delete(name)
+        heir = await second.open(name, create=True)
+        for n in range(3):  # the topic ends where the old one ended
+            assert await heir.write(1, [b"new"]) == (n + 1,)
+        for table in (1, 2):
+            with pytest.raises((TopicNotFoundError, RegionFencedError)):
+                await old.write(table, [b"late"])
+        with suppress(DLogError):
+            await old.close()
+        assert await heir.write(1, [b"newer"]) == (4,)
+        await heir.close()
+        expected = [(1, 1, b"new"), (1, 2, b"new"), (1, 3, b"new"), (1, 4, b"newer")]
+        assert await read_entries(await second.view(name)) == expected
+
+
+@pytest.mark.parametrize("format", [0, 1])
+async def test_an_append_to_a_region_that_is_recreated_meanwhile_is_not_acknowledged(
+    brokers: KafkaCluster, monkeypatch: pytest.MonkeyPatch, format: int
+) -> None:
+    name, is_held, wake = f"recreated-meanwhile-{format}", asyncio.Event(), asyncio.Event()
+    async with (
+        regions_of_format(brokers.address, format) as first,
+        regions_of_format(brokers.address, format) as second,
+    ):
+        old = await first.open(name, create=True)
+        await old.write(1, [b"old"])
+        assert isinstance(first.topics, KafkaTopics)
+        (producer,) = [one for one in first.topics._producers.values() if one.topic == topic_of(name)]
+        really = producer.queue
+
+        async def queue(batch: Any) -> Any:
+            is_held.set()
+            await wake.wait()
+            return await really(batch)
+
+        monkeypatch.setattr(producer, "queue", queue)
+
+        async def write() -> None:
+            with pytest.raises((TopicNotFoundError, RegionFencedError)):
+                await old.write(2, [b"late"])
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(write())
+            await is_held.wait()
+            await second.delete(name)
+            heir = await second.open(name, create=True)
+            assert await heir.write(1, [b"new"]) == (1,)
+            wake.set()
+        with pytest.raises((TopicNotFoundError, RegionFencedError)):
+            await old.write(3, [b"later"])
+        assert await heir.write(1, [b"newer"]) == (2,)
+        found = [one for one in await read_entries(heir) if one[0] != 2]  # what was under way may be there in format 0
+        assert found == [(1, 1, b"new"), (1, 2, b"newer")]
 
 
 BROKERS_REFUSE = KafkaTopicsOptions(transactional_ids=True)

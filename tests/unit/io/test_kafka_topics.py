@@ -7,6 +7,8 @@ import struct
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from aiokafka.errors import (
@@ -256,6 +258,54 @@ async def test_an_append_without_an_offset_is_unknown_and_ends_the_producer(
             await made.queue(build_batch(TOPIC, [(b"", b"")], 1000))
 
 
+class _Client:
+    """A producer's connections. answer: to the next request."""
+
+    def __init__(self, leader: int | None, answer: Any) -> None:
+        self.cluster = self
+        self._leader = leader
+        self._answer = answer
+
+    def leader_for_partition(self, partition: TopicPartition) -> int | None:
+        assert partition == TopicPartition(TOPIC, 0)
+        return self._leader
+
+    async def send(self, node: int, request: TopicIdRequest) -> Any:
+        assert node == self._leader
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("leader", "answer", "why"),
+    [
+        (3, SimpleNamespace(topics=[(0, TOPIC, "aa", False)]), None),
+        (3, SimpleNamespace(topics=[(0, TOPIC, "bb", False)]), "was deleted, or deleted and created again"),
+        (3, SimpleNamespace(topics=[(3, TOPIC, "", False)]), "was deleted, or deleted and created again"),
+        (3, KafkaError("gone"), "id is not known: .*gone"),
+        (3, OSError("broken pipe"), "id is not known: broken pipe"),
+        (-1, None, "has no leader"),
+        (None, None, "has no leader"),
+    ],
+)
+async def test_an_append_to_another_topic_of_the_name_is_unknown(
+    leader: int | None, answer: Any, why: str | None
+) -> None:
+    async with producer() as made:
+        made._producer.client = _Client(leader, answer)
+        if why is None:
+            await made.check_id("aa")
+            assert not made.is_ended
+            return
+        with pytest.raises(UnavailableError, match=why) as caught:
+            await made.check_id("aa")
+        assert caught.value.outcome_unknown and made.is_ended
+
+
 async def test_a_broker_that_has_a_newer_epoch_refuses_an_owner() -> None:
     made = TopicProducer(TOPIC, ["127.0.0.1:1"], KafkaTopicsOptions(), ProducerId(7, 2))
     with pytest.raises(OwnerRefusedError, match="another owner has appended: topic=app") as caught:
@@ -379,6 +429,8 @@ async def every_call_fails(address: str) -> None:
         (topics.offsets(TOPIC), False),
         (topics.delete_before(TOPIC, 1), True),
         (topics.topic_id(TOPIC), False),
+        (topics.check_id(TOPIC, "00" * 15 + "01"), False),
+        (topics.append(TOPIC, [(b"", b"")], topic_id="00" * 15 + "01"), False),
         (topics.delete(TOPIC), True),
         (topics.delete(TOPIC, "00" * 15 + "01"), True),
     ):
