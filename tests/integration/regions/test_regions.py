@@ -339,6 +339,31 @@ async def test_an_owner_whose_region_was_recreated_acknowledges_nothing(address:
         assert await read_entries(await second.view(name)) == expected
 
 
+async def test_a_region_of_which_one_topic_is_left_is_opened_or_created(address: str) -> None:
+    name = "half"
+    async with regions_at(address) as regions:
+        region = await regions.open(name, create=True)
+        await region.write(1, [b"old"])
+        await region.close()  # saves a snapshot
+        await regions.topics.delete(topic_of(name, "meta"))
+        assert await read_entries(await regions.view(name)) == [(1, 1, b"old")]
+        region = await regions.open(name)
+        assert await region.write(1, [b"older"]) == (2,)
+        await region.close()
+        left = await regions.topics.topic_id(topic_of(name, "meta"))
+        await regions.topics.delete(topic_of(name))
+        with pytest.raises(TopicNotFoundError, match="there is no such region"):
+            await regions.open(name)
+        heir = await regions.open(name, create=True)
+        assert await heir.write(1, [b"new"]) == (1,)
+        await heir.save()
+        assert left is not None
+        await regions.topics.delete(topic_of(name, "meta"), left)  # as a deletion that was frozen
+        await heir.write(1, [b"newer"])
+        await heir.save()
+        assert await read_entries(await regions.view(name)) == [(1, 1, b"new"), (1, 2, b"newer")]
+
+
 @pytest.mark.parametrize("format", [0, 1])
 async def test_an_append_to_a_region_that_is_recreated_meanwhile_is_not_acknowledged(
     brokers: KafkaCluster, monkeypatch: pytest.MonkeyPatch, format: int
