@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import random
@@ -427,6 +428,8 @@ class _Cluster:
         try:
             running.write()
         except OSError as error:
+            if not self._is_announced and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise  # such as a directory of its name, in the way of a first start
             if not self._is_run_file_due:
                 self._is_run_file_due = True
                 self._say(
