@@ -70,9 +70,7 @@ class Detector:
         self._on_event = on_event
         self._suspected: set[str] = set()
         self._unfit: set[str] = set()  # addresses of proxies that lack, by their last ping reply, what this one reaches
-        self._suspected_by: set[str] = (
-            set()
-        )  # addresses of proxies whose last ping reply says that they suspect this one
+        self._suspected_by: set[str] = set()  # addresses of proxies whose last ping reply names this one as suspected
         self._limits: dict[str, AdaptiveTimeout] = {}  # by address
         self._watched: dict[str, asyncio.Task[None]] = {}
         self._probes: dict[str, asyncio.Task[bool]] = {}

@@ -63,7 +63,7 @@ class RepairState:
 
     @classmethod
     async def read(cls, marks: ZooKeeperUnderreplication) -> Self:
-        return cls(await marks.has_voters(), await marks.is_disabled())
+        return cls(await marks.has_recovery_process(), await marks.is_disabled())
 
     def warnings(self) -> list[str]:
         """Why the marks do not count all ledgers that lack copies; none if an auditor counts them."""

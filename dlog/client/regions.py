@@ -192,7 +192,7 @@ class Regions:
         if data is not None:
             await self.topics.delete(paths[Topic.DATA], data)
         if meta is not None and await self.topics.topic_id(paths[Topic.DATA]) is None:
-            await self.topics.delete(paths[Topic.META], meta)  # whoever creates the region now makes another one
+            await self.topics.delete(paths[Topic.META], meta)  # a process that creates the region now makes another one
 
     def _forget(self, region: Region) -> None:
         """Keep a region that has ended no longer."""

@@ -96,7 +96,7 @@ class Decommissioned:
     was_known: bool = True
 
 
-class _Use(NamedTuple):
+class _EnsembleUse(NamedTuple):
     """An ensemble with the bookie, as one or more ledgers have it. is_written: it is the last ensemble of a ledger that
     is not closed. holders: otherwise, the write sets of the entries that the bookie should hold."""
 
@@ -113,7 +113,7 @@ class _Scanned:
     not known to be repaired, with how they use it. unmarked: those of them that could not be marked, with the error.
     unread: ledgers whose metadata cannot be read."""
 
-    named: dict[LedgerId, tuple[_Use, ...]] = field(default_factory=dict)
+    named: dict[LedgerId, tuple[_EnsembleUse, ...]] = field(default_factory=dict)
     unmarked: dict[LedgerId, str] = field(default_factory=dict)
     unread: list[LedgerId] = field(default_factory=list)
 
@@ -179,7 +179,7 @@ async def forget_stopped(
 async def _mark_ledgers(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplication, bookie: BookieId) -> _Scanned:
     """Read all ledgers, and mark those that name the bookie."""
     scanned = _Scanned()
-    known: dict[_Use, _Use] = {}  # one object for equal uses: a bookie has many ledgers and few ensembles
+    known: dict[_EnsembleUse, _EnsembleUse] = {}  # one object for equal uses: a bookie has many ledgers and few ensembles
     async for ledger, value in ledgers_naming(metadata, bookie):
         if value is None:
             scanned.unread.append(ledger)
@@ -195,7 +195,7 @@ async def _mark_ledgers(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplic
     return scanned
 
 
-def _uses(value: LedgerMetadata, bookie: BookieId) -> Iterable[_Use]:
+def _uses(value: LedgerMetadata, bookie: BookieId) -> Iterable[_EnsembleUse]:
     """How the ensembles of a ledger use the bookie."""
     quorum, policy = value.quorum, policy_of(value)
     for number, part in enumerate(value.fragments):
@@ -204,7 +204,7 @@ def _uses(value: LedgerMetadata, bookie: BookieId) -> Iterable[_Use]:
         last = decided_last(value, number)
         entries = range(part.first_entry, part.first_entry if last is None else last + 1)[: quorum.ensemble]
         sets = (frozenset(part.ensemble[i] for i in quorum.write_set(entry)) for entry in entries)
-        yield _Use(quorum, policy, part.ensemble, last is None, frozenset(held for held in sets if bookie in held))
+        yield _EnsembleUse(quorum, policy, part.ensemble, last is None, frozenset(held for held in sets if bookie in held))
 
 
 async def ledgers_naming(
@@ -256,7 +256,7 @@ class _Diagnosis:
         for_all = ""
         if await self._marks.is_disabled():
             for_all = _DISABLED
-        elif not await self._marks.has_voters():
+        elif not await self._marks.has_recovery_process():
             for_all = _NO_RECOVERY
         writable = len((await self._metadata.members()).writable)  # read again: the cached list may be old
         reasons = {use: self._obstacle(use, writable) for uses in scanned.named.values() for use in uses}
@@ -293,7 +293,7 @@ class _Diagnosis:
                     del scanned.named[ledger]
         return undecoded
 
-    def _obstacle(self, use: _Use, writable: int) -> str:
+    def _obstacle(self, use: _EnsembleUse, writable: int) -> str:
         """Why a worker cannot copy what the bookie holds of such an ensemble; empty: it can, as far as is known."""
         registered = self._locations.registered()
         gone = {self._bookie}

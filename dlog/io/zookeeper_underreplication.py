@@ -254,7 +254,7 @@ class ZooKeeperUnderreplication:
         except NoNodeError:
             return
 
-    async def has_voters(self) -> bool:
+    async def has_recovery_process(self) -> bool:
         """Whether any process stands for election as the auditor, and so repairs ledgers."""
         return bool(await self._children(self._paths.election))
 

@@ -34,7 +34,7 @@ class ObjectsOptions(ObjectStorageOptions):
     linger_s: float = option(0.05, "how long an entry waits for others of its segment while an object is on its way")
     puts_per_s: float = option(100.0, "objects of entries created in a second, at most, of all segments together")
     retry_s: float = option(
-        20.0, "how long a request that a writer waits for is tried; then its clients are told why, and it goes on"
+        20.0, "how long a failing request is repeated; then waiting clients get the reason, and a recovery begins"
     )
     poll_min_s: float = option(0.05, "first wait for entries that another process appends; doubles up to poll_max_s")
     poll_max_s: float = option(2.0, "longest wait before the storage is asked again")

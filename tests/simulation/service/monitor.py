@@ -166,7 +166,7 @@ class Monitor:
 
     @property
     def _knows_all(self) -> bool:
-        """Whether whoever creates a ledger now knows every bookie, and every bookie answers."""
+        """Whether a process that creates a ledger now knows every bookie, and every bookie answers."""
         world = self.world
         is_well = not any(mark.startswith("fault.") for mark in world.reached)
         return is_well and not world.plan.config["events_lost"] and not world.collections.is_on

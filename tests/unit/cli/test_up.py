@@ -53,8 +53,11 @@ def test_each_part_has_its_own_name_log_and_place(tmp_path: Path, racks: int, re
             assert (flags.get("--rack", ""), flags.get("--region", "")) == (rack, region)
         else:
             assert part._flags[part._flags.index("--id") + 1] == part.name
-            told = part._environment
-            assert (told.get("DLOG_LEDGER_RACK", ""), told.get("DLOG_LEDGER_REGION", "")) == (rack, region)
+            environment = part._environment
+            assert (environment.get("DLOG_LEDGER_RACK", ""), environment.get("DLOG_LEDGER_REGION", "")) == (
+                rack,
+                region,
+            )
 
 
 @pytest.mark.parametrize(
@@ -118,8 +121,8 @@ def test_a_full_disk_stops_no_cluster_that_serves(tmp_path: Path, monkeypatch: p
         patch.setattr(RunningCluster, "write", refuse)
         for part in cluster.parts[:3]:
             cluster._changed(part)
-        (told,) = screen.messages
-        assert told.startswith("cannot write the run file") and told.endswith("; free space on that file system")
+        (line,) = screen.messages
+        assert line.startswith("cannot write the run file") and line.endswith("; free space on that file system")
         screen.lost = full
         cluster._say("its output is on that disk, too")
     screen.lost = None

@@ -136,8 +136,8 @@ def test_of_two_deletions_at_once_both_are_told_that_it_is_deleted_or_where_to_a
     delete(two)
     stage.release()
     assert answer(two) is None
-    told = answer(one)
-    assert told is None or isinstance(told, OwnedElsewhereError)
+    error = answer(one)
+    assert error is None or isinstance(error, OwnedElsewhereError)
 
 
 def test_a_newer_claim_is_left_alone() -> None:
@@ -149,9 +149,9 @@ def test_a_newer_claim_is_left_alone() -> None:
     stage.holding = ()
     stage.taken("p3")
     stage.release()
-    told = answer(deletion)
-    assert isinstance(told, OwnedElsewhereError)
-    assert told.location == "p3:1"
+    error = answer(deletion)
+    assert isinstance(error, OwnedElsewhereError)
+    assert error.location == "p3:1"
     assert not stage.value.owner.deleted
 
 
@@ -171,10 +171,10 @@ def test_a_segment_that_cannot_be_ended_is_told_by_name_and_deleted_only_by_forc
     deletion.fire("retry")
     assert answer(deletion) is NOTHING
     deletion.fire("patience")
-    told = answer(deletion)
-    assert isinstance(told, SegmentNotEndedError)
-    assert "two of three bookies do not answer; start their bookies, or mend their store, and" in told.message
-    assert "segments=[1]" in told.message
+    error = answer(deletion)
+    assert isinstance(error, SegmentNotEndedError)
+    assert "two of three bookies do not answer; start their bookies, or mend their store, and" in error.message
+    assert "segments=[1]" in error.message
     assert not stage.value.owner.deleted
 
     forced = stage.deletion("p2")
@@ -200,10 +200,10 @@ def test_damage_is_told_at_once_and_a_place_that_is_gone_needs_no_end() -> None:
     stage = Stage()
     stage.taken("p1")
     stage.cannot_end = SegmentCorruptError("no replica has entry 3")
-    told = delete(stage.deletion("p2"))
-    assert isinstance(told, SegmentNotEndedError)
-    assert "no replica has entry 3; they are damaged" in told.message
-    assert "delete again" not in told.message, "that cannot help"
+    error = delete(stage.deletion("p2"))
+    assert isinstance(error, SegmentNotEndedError)
+    assert "no replica has entry 3; they are damaged" in error.message
+    assert "delete again" not in error.message, "that cannot help"
     stage.cannot_end = SegmentNotFoundError("deleted")
     assert delete(stage.deletion("p2")) is None
 

@@ -549,7 +549,7 @@ def test_what_is_in_flight_when_the_store_fails_hears_the_reason_and_is_written_
     assert (type(refused), refused.remedy, refused.outcome_unknown) == (UnavailableError, Remedy.RETRY, False)
     assert owner.ask(batch(0, txid=10, retry=True)) is None, "it waits for the recovery"
     owner.fire("recovery")
-    assert owner.answers[4].message == in_doubt.message, "told again, while it lasts"
+    assert owner.answers[4].message == in_doubt.message, "the same reason again, while it lasts"
     assert owner.ask(batch(0, txid=10, retry=True)) is None
     stage.cannot_end = None
     owner.fire("recovery")

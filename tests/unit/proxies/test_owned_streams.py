@@ -239,7 +239,7 @@ async def test_only_streams_without_progress_for_a_while_are_stuck(monkeypatch: 
         now_s += 0.1
         assert stage.owned_streams.stuck(1.0) == [stage.owned_streams.all[0]]
         stage.owned_streams.give_up_stuck(1.0, lambda stream: stream is not stage.owned_streams.all[0])
-        assert stage.gone == [], "only what is asked for is given up"
+        assert stage.gone == [], "streams that is_hit does not name are kept"
         stage.owned_streams.give_up_stuck(1.0, lambda stream: stream is stage.owned_streams.all[0])
         assert stage.gone == [S]
 

@@ -1,4 +1,4 @@
-"""Tests a directory of segments: its identity, and what is told when it cannot be used."""
+"""Tests a directory of segments: its identity, and the errors when it cannot be used."""
 
 from __future__ import annotations
 

@@ -75,9 +75,9 @@ async def test_an_object_of_a_newer_version_says_to_upgrade(cluster: Cluster) ->
     data = bytearray(cluster.objects.objects[name])
     footer = decode_footer(data, len(data)).bytes
     data[-9] = 2
-    for told in ("checksum of an object's footer does not match", "upgrade"):
+    for text in ("checksum of an object's footer does not match", "upgrade"):
         cluster.objects.objects[name] = bytes(data)
-        with pytest.raises(SegmentCorruptError, match=told):
+        with pytest.raises(SegmentCorruptError, match=text):
             await found(await cluster.store(None), ref)
         data[-14:-10] = crc32c(data[-10:], crc32c(data[-footer:-14])).to_bytes(4)
 

@@ -709,9 +709,9 @@ async def test_a_chunk_of_another_segment_and_a_newer_format_are_refused(cluster
     damaged = sound[:8] + b"\x00\x09" + sound[10:]
     head = damaged[: HEAD_BYTES - 4]
     newer = head + crc32c(head).to_bytes(4) + sound[HEAD_BYTES:]
-    for data, told in ((damaged, "checksum of a chunk's head does not match"), (newer, "upgrade")):
+    for data, text in ((damaged, "checksum of a chunk's head does not match"), (newer, "upgrade")):
         cluster.objects.objects[place] = data
-        with pytest.raises(SegmentCorruptError, match=told):
+        with pytest.raises(SegmentCorruptError, match=text):
             await read_all(await cluster.store(), ref)
 
 

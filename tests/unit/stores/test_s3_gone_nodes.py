@@ -231,7 +231,7 @@ async def test_a_failover_goes_on_without_who_waited_and_a_store_that_is_closed_
 
 
 @pytest.mark.parametrize(
-    ("why", "told"),
+    ("why", "expected"),
     [
         (StoreUnavailableError, StoreOutOfReachError),
         (StoreOutOfReachError, StoreOutOfReachError),
@@ -239,7 +239,7 @@ async def test_a_failover_goes_on_without_who_waited_and_a_store_that_is_closed_
     ],
 )
 async def test_who_waits_for_a_log_that_is_out_of_reach_is_told_and_the_failover_goes_on(
-    cluster: Cluster, why: type[StoreError], told: type[StoreError], monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, why: type[StoreError], expected: type[StoreError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = await cluster.store(W1), await cluster.store(W2, retry_s=0.5)
     writer, ref = await cluster.segment(one)
@@ -250,13 +250,13 @@ async def test_who_waits_for_a_log_that_is_out_of_reach_is_told_and_the_failover
 
     with monkeypatch.context() as patch:
         patch.setattr(WalSegments, "recover", recover)
-        with pytest.raises(told, match="too few bookies answer") as caught:
+        with pytest.raises(expected, match="too few bookies answer") as caught:
             await two.recover(ref)
-        assert type(caught.value) is told
+        assert type(caught.value) is expected
         epoch = cluster.metadata.image.nodes[W1].node_epoch
-        with pytest.raises(told, match="too few bookies answer") as caught:
+        with pytest.raises(expected, match="too few bookies answer") as caught:
             await two.recover(ref)
-        assert type(caught.value) is told
+        assert type(caught.value) is expected
         assert two._failovers is not None
         (failover,) = two._failovers._running.values()
         assert len(failover.worker._asking) == 1, "requests of those who gave up do not gather"
@@ -269,7 +269,7 @@ async def test_a_store_that_is_closed_or_in_doubt_while_it_recovers_says_so(
 ) -> None:
     one, two = await cluster.store(W1), await cluster.store(W2)
     _, ref = await cluster.segment(one)
-    for error, told in (
+    for error, expected in (
         (ReaderClosedError("the store is closed"), ReaderClosedError),
         (StoreUnavailableError("no answer", outcome_unknown=True), StoreOutOfReachError),
     ):
@@ -279,9 +279,9 @@ async def test_a_store_that_is_closed_or_in_doubt_while_it_recovers_says_so(
 
         with monkeypatch.context() as patch:
             patch.setattr(S3Store, "_decide", fail)
-            with pytest.raises(told, match=error.message) as caught:
+            with pytest.raises(expected, match=error.message) as caught:
                 await two.recover(ref)
-            assert (type(caught.value), caught.value.outcome_unknown) == (told, error.outcome_unknown)
+            assert (type(caught.value), caught.value.outcome_unknown) == (expected, error.outcome_unknown)
     await two.close()
     with pytest.raises(ReaderClosedError, match="the store is closed"):
         await two.recover(ref)
