@@ -179,7 +179,8 @@ async def forget_stopped(
 async def _mark_ledgers(metadata: ZooKeeperMetadata, marks: ZooKeeperUnderreplication, bookie: BookieId) -> _Scanned:
     """Read all ledgers, and mark those that name the bookie."""
     scanned = _Scanned()
-    known: dict[_EnsembleUse, _EnsembleUse] = {}  # one object for equal uses: a bookie has many ledgers and few ensembles
+    #: one object for equal uses: a bookie has many ledgers and few ensembles
+    known: dict[_EnsembleUse, _EnsembleUse] = {}
     async for ledger, value in ledgers_naming(metadata, bookie):
         if value is None:
             scanned.unread.append(ledger)
@@ -204,7 +205,8 @@ def _uses(value: LedgerMetadata, bookie: BookieId) -> Iterable[_EnsembleUse]:
         last = decided_last(value, number)
         entries = range(part.first_entry, part.first_entry if last is None else last + 1)[: quorum.ensemble]
         sets = (frozenset(part.ensemble[i] for i in quorum.write_set(entry)) for entry in entries)
-        yield _EnsembleUse(quorum, policy, part.ensemble, last is None, frozenset(held for held in sets if bookie in held))
+        with_bookie = frozenset(held for held in sets if bookie in held)
+        yield _EnsembleUse(quorum, policy, part.ensemble, last is None, with_bookie)
 
 
 async def ledgers_naming(
