@@ -364,7 +364,7 @@ class StreamOwnerMachine:
             self._progress()
             if self._confirming.progress():
                 continue
-            if t.phase is not Phase.RECOVERING:  # deleting can wait
+            if t.phase is not Phase.RECOVERING or self._takeover.is_stalled:  # else deleting can wait
                 t.out += t.disposal.effects()
             if t.register.is_at_rest:
                 break
@@ -614,7 +614,10 @@ class StreamOwnerMachine:
                 return
         is_refused = isinstance(question, CreateSegment) and isinstance(error, MisconfiguredError)
         if is_refused or isinstance(error, StoreTooSmallError | StoreOutOfReachError):
+            is_new = self._takeover.obstacle is None
             self._takeover.stall(error)
+            if is_new and self._takeover.obstacle is not None:
+                self._expiring.look_when_due()
 
     def _store_lost(self) -> None:
         t = self._context

@@ -32,12 +32,11 @@ from __future__ import annotations
 
 from dlog.events import RetentionHeld
 from dlog.log.changes import Expire, Touch
-from dlog.log.owner_context import OwnerContext, Phase
+from dlog.log.owner_context import OwnerContext
 from dlog.machine import Emit, SetTimer
 
 RETENTION_TIMER = ("retention",)  # metadata was just changed: judge
 DUE_TIMER = ("due",)  # the oldest segment's retention is over by our clock
-_JUDGED = (Phase.SERVING, Phase.DRAINING, Phase.CLOSING, Phase.SEALED, Phase.RELEASING)
 
 
 class RetentionChecker:
@@ -54,10 +53,17 @@ class RetentionChecker:
         if t.value.settings.retention_s > 0:
             t.out.append(SetTimer(RETENTION_TIMER, 0.0))
 
+    def look_when_due(self) -> None:
+        """The stream waits for space or for its store, so no segment completes and no change is made: judge by the
+        clock. What is due is found by the timer."""
+        t = self._context
+        if t.value.settings.retention_s > 0:
+            t.out.append(SetTimer(DUE_TIMER, 0.0))
+
     def judge(self, now_s: float) -> None:
         """Expire segments, unless the clocks differ too much. now_s: monotonic seconds."""
         t = self._context
-        if t.phase not in _JUDGED:
+        if not t.is_held:
             return
         own_ms, metadata_ms = t.clock_unix_ms(now_s), t.value.changed_unix_ms
         if abs(own_ms - metadata_ms) <= t.options.clocks_apart_max_s * 1000:
@@ -72,7 +78,7 @@ class RetentionChecker:
         """The timer for the oldest segment fired, which may be gone since."""
         t = self._context
         own_ms, due_ms = t.clock_unix_ms(now_s), self._due_ms
-        if t.phase in _JUDGED and due_ms is not None and due_ms < own_ms:
+        if t.is_held and due_ms is not None and due_ms < own_ms:
             t.register.want(Touch())
         else:
             self._wait(own_ms, t.options.retry_after_max_s)
@@ -85,5 +91,5 @@ class RetentionChecker:
 
     def _wait(self, now_ms: int, least_s: float) -> None:
         t, due_ms = self._context, self._due_ms
-        if t.phase in _JUDGED and due_ms is not None:
+        if t.is_held and due_ms is not None:
             t.out.append(SetTimer(DUE_TIMER, max(least_s, (due_ms + 1 - now_ms) / 1000)))

@@ -189,6 +189,11 @@ class Takeover:
         """Whether the log ends with the end of the stream, which is being written to metadata."""
         return isinstance(self._last_change, Refresh)
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the log is read, and only the store keeps the next segment from being started."""
+        return self.obstacle is not None and self._recovery is not None and self._recovery.is_done
+
     def stop(self) -> None:
         self._recovery = self._last_change = None
         self.obstacle = None

@@ -51,11 +51,19 @@ class StreamTruncation:
 
     def ask(self, ticket: Ticket, dlsn: DLSN, *, is_confirmed: bool = False) -> bool:
         """Truncate; answered with the first readable DLSN once metadata is changed. A point beyond the end is refused:
-        records written later would be lost as soon as they are acknowledged. Returns False, without an answer, if it
-        is to be refused and the claim is not confirmed yet: call again with `is_confirmed` (see
-        dlog/log/deferred_refusals.py)."""
+        records written later would be lost as soon as they are acknowledged. While the end is not certain, the point is
+        at most the start of the first segment in progress, which a stream without space may wait long to complete.
+        Returns False, without an answer, if it is to be refused and the claim is not confirmed yet: call again with
+        `is_confirmed` (see dlog/log/deferred_refusals.py)."""
         t = self._context
         end = self.end if t.is_held else None
+        if end is None and t.is_held and t.value.in_progress:
+            start = of(t.value.in_progress[0].number, 0, 0)
+            if dlsn > start:
+                what = f"the segment that begins at {start} is being recovered: truncate to its start, or try again later"
+                t.out.append(Answer(ticket, NotReadyError(what)))
+                return True
+            end = start
         if end is None:
             t.out.append(Answer(ticket, NotReadyError("the stream is being claimed or recovered, try again")))
         elif dlsn > end and not is_confirmed:

@@ -101,6 +101,11 @@ SAYING = (
         parts=planted(StreamTruncation, ("ask", "dlsn > end and not is_confirmed", "False")),
     ),
     Mutant(
+        name="an owner says that a point is beyond the end while it recovers the segment of that point",
+        invariants=("S14",),
+        parts=planted(StreamTruncation, ("ask", "dlsn > start", "False")),
+    ),
+    Mutant(
         name="a read of metadata that was over before a batch came confirms the claim",
         invariants=("S14",),
         parts=planted(StreamMetadataUpdater, ("request_read", "self._update.reads + 1", "max(1, self._update.reads)")),

@@ -13,6 +13,7 @@ from dlog.log.messages import AppendEntry, HandOverStream, SealStream
 from dlog.log.options import OwnerOptions
 from dlog.machine import CompareAndSet
 from dlog.model.segment import Truncation
+from dlog.stores.contract import StoreOutOfReachError
 from tests.unit.log.stage import Actor, Stage, batch
 
 DAY_MS = 86_400_000
@@ -249,3 +250,20 @@ def test_while_clocks_are_apart_a_silent_stream_is_looked_at_now_and_then() -> N
     clocks.pass_s(OwnerOptions().clocks_apart_max_s)
     clocks.fall_due(owner)
     assert kept(clocks) == [3]
+
+
+def test_a_stream_that_waits_for_space_still_loses_what_is_expired() -> None:
+    """Its owner begins no segment, so that no change of metadata makes it judge: its timer does."""
+    clocks = Clocks()
+    owner = clocks.owner()
+    clocks.write(owner)
+    clocks.write(owner)
+    open_one = clocks.stage.value.segments[-1]
+    clocks.stage.cannot_create = StoreOutOfReachError("no space left on device")
+    waiting = clocks.owner()
+    waiting.fire("allocation")
+    assert not open_one.completed and 1 not in waiting.answers, "it does not serve"
+    clocks.pass_s(RETENTION_S + 1)
+    clocks.fall_due(waiting)
+    assert kept(clocks) == [open_one.number] and not clocks.stage.value.truncated
+    assert set(clocks.stage.stored) == {open_one.name}

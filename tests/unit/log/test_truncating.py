@@ -3,13 +3,22 @@ waits for that."""
 
 from __future__ import annotations
 
-from dlog.errors import UnavailableError
-from dlog.events import SegmentDeleted
-from dlog.log.messages import STORE, BatchWritten, DeleteSegment, MoveListedSegment, StoreFailed, TruncateBefore
+from dlog.errors import NotReadyError, UnavailableError
+from dlog.events import SegmentDeleted, StreamStalled
+from dlog.log.messages import (
+    STORE,
+    BatchWritten,
+    DeleteSegment,
+    MoveListedSegment,
+    RecoverSegment,
+    StoreFailed,
+    TruncateBefore,
+)
 from dlog.log.options import OwnerOptions
 from dlog.machine import CompareAndSet, MetadataSeen, ReadMetadata, Received
 from dlog.model.dlsn import DLSN
 from dlog.model.segment import StreamMetadata, Truncation
+from dlog.stores.contract import StoreOutOfReachError
 from tests.unit.log.stage import Actor, Stage, batch
 
 THREE = OwnerOptions(truncate_portion=3)
@@ -103,3 +112,47 @@ def test_what_was_left_by_the_owner_before_goes_on() -> None:
     stage.hold()
     stage.taken("p2", THREE)
     assert not stage.value.truncated and not {s.name for s in left} & stage.stored.keys()
+
+
+def stalled(options: OwnerOptions) -> tuple[WatchedStage, Actor, DLSN]:
+    """An owner that has read a log of six segments, and waits for space to begin the seventh; where the last begins."""
+    stage = WatchedStage()
+    first = stage.taken("p1", options)
+    written_by(first, 5)
+    last = stage.value.segments[-1]
+    assert not last.completed
+    stage.cannot_create = StoreOutOfReachError("no space left on device")
+    owner = stage.owner("p2", options)
+    assert owner.take() is None
+    owner.fire("allocation")
+    assert any(isinstance(e, StreamStalled) for e in owner.events)
+    return stage, owner, last.first_dlsn
+
+
+def test_a_stream_that_waits_for_space_is_truncated_up_to_its_open_segment_and_gives_space_back() -> None:
+    stage, owner, start = stalled(THREE)
+    gone = {s.name for s in stage.value.segments[:-1]}
+    refused = owner.ask(TruncateBefore(start.next_slot()))
+    assert isinstance(refused, NotReadyError) and f"begins at {start}" in refused.message
+    assert owner.ask(TruncateBefore(start)) == start
+    assert not stage.value.truncated and not gone & stage.stored.keys()
+    assert len(stage.value.in_progress) == 1
+    stage.cannot_create = None
+    owner.fire("allocation")
+    repeated = owner.ask(batch(5, size=300, retry=True))
+    assert isinstance(repeated, BatchWritten) and repeated.duplicate, "its producers are still known"
+
+
+def test_while_a_log_is_read_truncation_moves_the_point_and_deletes_nothing() -> None:
+    stage = WatchedStage()
+    first = stage.taken("p1", THREE)
+    written_by(first, 5)
+    start, kept = stage.value.segments[-1].first_dlsn, {s.name for s in stage.value.segments[:-1]}
+    owner = stage.owner("p2", THREE)
+    stage.hold(RecoverSegment)
+    assert owner.take() is None
+    owner.post(Received(STORE, StoreFailed(owner.sent[-1], StoreOutOfReachError("away"))))
+    assert owner.ask(TruncateBefore(start)) == start
+    assert kept <= stage.stored.keys(), "the producer table may be in a truncated segment"
+    stage.release()
+    assert not kept & stage.stored.keys()
