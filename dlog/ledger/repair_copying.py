@@ -131,11 +131,11 @@ class Stripe:
         """The bookies that should hold the entry."""
         return [self.ensemble[i] for i in self.quorum.write_set(entry)]
 
-    def fellows(self) -> list[BookieId]:
+    def all_holders(self) -> list[BookieId]:
         """All bookies that should hold entries of the stripe, its own among them."""
         sets = map(self.quorum.write_set, range(self.quorum.ensemble))
-        fellows = {index for held_by in sets if self.index in held_by for index in held_by}
-        return [self.ensemble[i] for i in sorted(fellows)]
+        indexes = {index for held_by in sets if self.index in held_by for index in held_by}
+        return [self.ensemble[i] for i in sorted(indexes)]
 
 
 class EntryRanges:
@@ -225,7 +225,7 @@ class StripeCopying:
         self._pauses = 0  # after troubles of the target, since it confirmed a copy
         self._is_paused = False
         self._held = LastHeldEntries(digest.ledger_id)
-        self._sources = [bookie for bookie in stripe.fellows() if bookie != target]
+        self._sources = [bookie for bookie in stripe.all_holders() if bookie != target]
         self._next = stripe.upcoming(stripe.first)
         self._copies: dict[EntryId, _Copy] = {}
         self._unasked: dict[EntryId, _Copy] = {}  # those of them that no bookie is being asked for, nor sent

@@ -46,7 +46,7 @@ class DeferredRefusals:
     def is_waiting(self) -> bool:
         return bool(self._waiting)
 
-    def hold(self, ticket: Ticket, request: Refusable) -> None:
+    def defer(self, ticket: Ticket, request: Refusable) -> None:
         """Judge the request again once the claim is confirmed."""
         t, size = self._context, _size(request)
         if self._waiting and self._bytes + size > t.options.pending_bytes_max:

@@ -280,7 +280,7 @@ class StreamOwnerMachine:
                 self._importing.move_segment(ticket, request)
             case TruncateBefore(dlsn):
                 if not self._truncating.ask(ticket, dlsn):
-                    self._confirming.hold(ticket, request)
+                    self._confirming.defer(ticket, request)
             case AlterStream():
                 self._altering.ask(ticket, request)
             case SealStream():
@@ -382,7 +382,7 @@ class StreamOwnerMachine:
     def _hold(self) -> None:
         """The claim succeeded: delete what earlier owners left, and recover the stream."""
         t = self._context
-        t.hold()
+        t.became_owner()
         t.out.append(Emit(StreamOwned(t.stream, t.claim.epoch, t.claim.previous.proxy)))
         if t.value.allocated:
             self._truncating.delete_allocated(t.value.allocated, t.value.max_segment + 1)
@@ -484,9 +484,9 @@ class StreamOwnerMachine:
         refusal = self.refusal()
         if t.is_held and request.incarnation not in (None, self.incarnation):
             self._write_of_another_incarnation(ticket, request, is_confirmed=is_confirmed)
-        elif taking.table_known and not t.is_holding and not self.has_ended:
+        elif taking.table_known and not t.writes_wait and not self.has_ended:
             if not t.writing.admit(ticket, request, refusal, t.out, is_confirmed=is_confirmed):
-                self._confirming.hold(ticket, request)
+                self._confirming.defer(ticket, request)
         elif refusal is not None and (self.has_ended or not states_absence_from_log(refusal, request)):
             t.out.append(Answer(ticket, _not_taken(refusal) if self.has_ended else refusal))
         elif taking.early and taking.early_bytes + len(request.body) > t.options.pending_bytes_max:
@@ -495,9 +495,9 @@ class StreamOwnerMachine:
             taking.early.append((ticket, request))
             taking.early_bytes += len(request.body)
 
-    def hold(self, ticket: Ticket, request: ImportStages) -> None:
+    def defer(self, ticket: Ticket, request: ImportStages) -> None:
         """Judge the request again once the claim is confirmed."""
-        self._confirming.hold(ticket, request)
+        self._confirming.defer(ticket, request)
 
     def judge_confirmed(self, ticket: Ticket, request: Refusable) -> None:
         """Answer or admit a request that came before the read that confirmed the claim."""
@@ -515,7 +515,7 @@ class StreamOwnerMachine:
             text = f"the stream this batch is for was deleted, another one has its name: stream={self._context.stream}"
             self._context.out.append(Answer(ticket, StreamNotFoundError(text)))
         else:
-            self._confirming.hold(ticket, request)
+            self._confirming.defer(ticket, request)
 
     def _check_claim(self) -> None:
         """Read metadata again: another proxy may own the stream."""

@@ -76,8 +76,8 @@ def refusal_to_own(value: StreamMetadata) -> DamagedError | None:
 
 class OwnerContext:
     """State of one owner. stores: capabilities by name. out: effects of the fact being handled, in order. register: the
-    stream's metadata, set by `hold`. is_holding: writes wait and no segment is started; stages are being imported,
-    which a failure of the segment and its recovery may outlast. phase: changed by `enter` only."""
+    stream's metadata, set by `became_owner`. writes_wait: no batch is admitted and no segment is started, since stages
+    are being imported, which a failure of the segment and its recovery may outlast. phase: changed by `enter` only."""
 
     __slots__ = (
         "_clock",
@@ -85,7 +85,6 @@ class OwnerContext:
         "allocation",
         "claim",
         "disposal",
-        "is_holding",
         "options",
         "out",
         "phase",
@@ -93,6 +92,7 @@ class OwnerContext:
         "stores",
         "stream",
         "table",
+        "writes_wait",
         "writing",
     )
 
@@ -110,7 +110,7 @@ class OwnerContext:
         self.allocation = SegmentAllocator(options)
         self.disposal = SegmentDeleter(options)
         self.out: list[Effect] = []
-        self.is_holding = False
+        self.writes_wait = False
         self._opened: Segment | None = None  # the segment opened last
         self._clock: tuple[int, float] | None = None  # wall clock in ms and monotonic clock in s at the claim
 
@@ -137,7 +137,7 @@ class OwnerContext:
         """The stream as last read or written under this claim."""
         return self.register.value
 
-    def hold(self) -> None:
+    def became_owner(self) -> None:
         """The claim succeeded: keep the stream's metadata, and recover the stream."""
         self.register = StreamMetadataUpdater(self.claim, self.options)
         self.enter(Phase.RECOVERING)

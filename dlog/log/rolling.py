@@ -75,7 +75,7 @@ class SegmentRoller:
         t, segment = self._context, self._context.writing.current
         if segment is None:
             return
-        if self.state is Roll.NONE and segment.next_entry > 0 and t.phase is Phase.SERVING and not t.is_holding:
+        if self.state is Roll.NONE and segment.next_entry > 0 and t.phase is Phase.SERVING and not t.writes_wait:
             filled = max(segment.bytes / self._settings.segment_bytes, segment.records / RECORDS_MAX)
             if t.allocation.is_due or filled >= t.options.allocate_ahead:
                 self._progress_allocation(segment)

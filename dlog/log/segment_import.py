@@ -70,7 +70,7 @@ class _PendingImport:
     asked: set[str] = field(default_factory=set)
     found: dict[str, Stage] = field(default_factory=dict)
     error: DLogError | None = None
-    is_gone: bool = False  # a stage does not exist (any more): a later owner may have imported it
+    lacks_stage: bool = False  # a stage does not exist (any more): a later owner may have imported it
     is_confirmed: bool = False  # metadata that was read after the request came shows our claim
     change: ListImportedSegments | RecordSinkBatch | None = None
 
@@ -100,7 +100,7 @@ class SegmentImport:
     @property
     def is_sealing(self) -> bool:
         """Whether the current segment is being sealed for an import."""
-        return self._context.is_holding and self._head is not None
+        return self._context.writes_wait and self._head is not None
 
     @property
     def _head(self) -> _PendingImport | None:
@@ -238,9 +238,9 @@ class SegmentImport:
         t = self._context
         if t.is_seal_asked:
             return False
-        if head.is_gone and not head.is_confirmed:
+        if head.lacks_stage and not head.is_confirmed:
             self._waiting = self._waiting[1:]
-            self._writer.hold(head.ticket, head.request)
+            self._writer.defer(head.ticket, head.request)
             self._release_held()
             return True
         error = self._writer.refusal() or head.error or self._doubt(head.request)
@@ -252,7 +252,7 @@ class SegmentImport:
                 t.out.append(Send(STORE, ExamineStage(Location(head.request.store, name))))
         if len(head.found) < len(head.request.parts):
             return False
-        t.is_holding = True  # from here on until the import is decided, no txid is assigned
+        t.writes_wait = True  # from here on until the import is decided, no txid is assigned
         if not t.writing.is_drained:
             return False
         error = self._order(head)
@@ -306,9 +306,9 @@ class SegmentImport:
     def failed(self, question: ExamineStage, error: DLogError) -> None:
         head = self._head_for(question.location)
         if head is not None:
-            head.is_gone = error.remedy is Remedy.STOP
+            head.lacks_stage = error.remedy is Remedy.STOP
             gone = InvalidRequestError(f"no such stage, it may have been swept: location={question.location.name}")
-            head.error = gone if head.is_gone else error
+            head.error = gone if head.lacks_stage else error
 
     def lost(self) -> None:
         """The store is lost: requests in flight are not answered, send them again."""
@@ -418,7 +418,7 @@ class SegmentImport:
             self._answer(ticket, unknown)
         self._waiting = ()
         self._moving = ()
-        self._context.is_holding = False
+        self._context.writes_wait = False
 
     def let_go(self) -> None:
         """Drop the reference to the owner."""
@@ -431,8 +431,8 @@ class SegmentImport:
         return True
 
     def _release_held(self) -> None:
-        if self._context.is_holding:
-            self._context.is_holding = False
+        if self._context.writes_wait:
+            self._context.writes_wait = False
             self._taking.admit_early()
 
     def _drop(self, result: object) -> bool:

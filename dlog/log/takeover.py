@@ -39,7 +39,7 @@ class Writer(Protocol):
     def write(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool = False) -> None:
         """Admit a batch, or refuse it."""
 
-    def hold(self, ticket: Ticket, request: ImportStages) -> None:
+    def defer(self, ticket: Ticket, request: ImportStages) -> None:
         """Judge the request again once the claim is confirmed."""
 
 
@@ -53,7 +53,7 @@ class _Nobody:
     def write(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool = False) -> None:
         """Do nothing."""
 
-    def hold(self, ticket: Ticket, request: ImportStages) -> None:
+    def defer(self, ticket: Ticket, request: ImportStages) -> None:
         """Do nothing."""
 
 

@@ -60,7 +60,7 @@ class StreamTruncation:
         if end is None and t.is_held and t.value.in_progress:
             start = of(t.value.in_progress[0].number, 0, 0)
             if dlsn > start:
-                what = f"the segment that begins at {start} is being recovered: truncate to its start, or try again later"
+                what = f"the segment at {start} is being recovered: truncate to its start, or try again"
                 t.out.append(Answer(ticket, NotReadyError(what)))
                 return True
             end = start

@@ -275,7 +275,7 @@ class Admin:
         stat = await holding.owner.ask(StatStream())
         assert isinstance(stat, StreamStat)
         if stat.epoch != seen.value.owner.epoch:
-            return description  # what a former owner remembers may end before records that its heir acknowledged
+            return description  # what a former owner remembers may end before records that the next owner acknowledged
         description["state"] = stat.state
         description["producers"] = stat.producers
         return catalog.with_tail(description, stat.segment, stat.lac, stat.last_dlsn)

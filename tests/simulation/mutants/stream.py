@@ -749,7 +749,7 @@ SINKS = (
         name="writes go on while segments are imported",
         invariants=("S7",),
         style="sink",
-        parts=planted(StreamOwnerMachine, ("write", " and not t.is_holding", "")),
+        parts=planted(StreamOwnerMachine, ("write", " and not t.writes_wait", "")),
     ),
     Mutant(
         name="segments are imported whatever their txids",

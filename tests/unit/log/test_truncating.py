@@ -133,7 +133,7 @@ def test_a_stream_that_waits_for_space_is_truncated_up_to_its_open_segment_and_g
     stage, owner, start = stalled(THREE)
     gone = {s.name for s in stage.value.segments[:-1]}
     refused = owner.ask(TruncateBefore(start.next_slot()))
-    assert isinstance(refused, NotReadyError) and f"begins at {start}" in refused.message
+    assert isinstance(refused, NotReadyError) and f"the segment at {start}" in refused.message
     assert owner.ask(TruncateBefore(start)) == start
     assert not stage.value.truncated and not gone & stage.stored.keys()
     assert len(stage.value.in_progress) == 1
