@@ -16,7 +16,7 @@ from __future__ import annotations
 from dlog.errors import DLogError, NotReadyError, PositionBeyondEndError
 from dlog.events import SegmentDeleted
 from dlog.log.changes import Deallocate, ForgetTruncated, MarkTruncated, TruncateTo, allocated_location
-from dlog.log.owner_context import OwnerContext
+from dlog.log.owner_context import OwnerContext, Phase
 from dlog.log.segment_deletion import PendingDeletion
 from dlog.machine import Answer, Emit, Ticket
 from dlog.model.dlsn import DLSN, of
@@ -35,7 +35,7 @@ class StreamTruncation:
     @property
     def end(self) -> DLSN | None:
         """The DLSN after the last confirmed record. None while it is not certain:
-        - while a segment is being recovered;
+        - while the log is being recovered, which may also show that a Java writer listed too low an end;
         - while the last segment listed is not ours but a Java writer's, which took over without a claim;
         - while none is listed: the number of a dropped empty segment is used again, perhaps by a Java writer that this
           owner does not know of."""
@@ -45,20 +45,21 @@ class StreamTruncation:
             if listed and (listed[-1].number, listed[-1].location) != (segment.number, segment.location):
                 return None
             return of(segment.number, segment.lac + 1, 0)
-        if t.value.in_progress or not t.value.segments:
+        if t.phase is Phase.RECOVERING or t.value.in_progress or not t.value.segments:
             return None
         return of(t.value.segments[-1].number + 1, 0, 0)
 
     def ask(self, ticket: Ticket, dlsn: DLSN, *, is_confirmed: bool = False) -> bool:
         """Truncate; answered with the first readable DLSN once metadata is changed. A point beyond the end is refused:
-        records written later would be lost as soon as they are acknowledged. While the end is not certain, the point is
-        at most the start of the first segment in progress, which a stream without space may wait long to complete.
+        records written later would be lost as soon as they are acknowledged. While the end is not certain, which lasts
+        as long as a stream has no space, the point is at most the start of the first segment in progress, or of the
+        last one.
         Returns False, without an answer, if it is to be refused and the claim is not confirmed yet: call again with
         `is_confirmed` (see dlog/log/deferred_refusals.py)."""
         t = self._context
         end = self.end if t.is_held else None
-        if end is None and t.is_held and t.value.in_progress:
-            start = of(t.value.in_progress[0].number, 0, 0)
+        if end is None and t.is_held and t.value.segments:
+            start = of((t.value.in_progress or t.value.segments[-1:])[0].number, 0, 0)
             if dlsn > start:
                 what = f"the segment at {start} is being recovered: truncate to its start, or try again"
                 t.out.append(Answer(ticket, NotReadyError(what)))

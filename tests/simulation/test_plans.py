@@ -48,10 +48,10 @@ RARE: tuple[tuple[Any, ...], ...] = (
         ("_is_cut_off", "if start is not None and start.is_of_tail", "if False"),
     ),
     (
-        "s9-stranger-7200001469",
+        "s9-stranger-7731014987",
         "S9",
         StreamTruncation,
-        ("end", "t.value.in_progress or not t.value.segments", "t.value.in_progress"),
+        ("end", "t.phase is Phase.RECOVERING or t.value.in_progress or not t.value.segments", "t.value.segments"),
         ("end", "t.value.segments[-1].number + 1", "t.value.max_segment + 1"),
     ),
     ("s9-stranger-1473", "S9", StartSegment, ("apply", "self.segment.number <=", "self.segment.number ==")),

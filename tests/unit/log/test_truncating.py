@@ -9,6 +9,7 @@ from dlog.log.messages import (
     STORE,
     BatchWritten,
     DeleteSegment,
+    HandOverStream,
     MoveListedSegment,
     RecoverSegment,
     StoreFailed,
@@ -16,7 +17,7 @@ from dlog.log.messages import (
 )
 from dlog.log.options import OwnerOptions
 from dlog.machine import CompareAndSet, MetadataSeen, ReadMetadata, Received
-from dlog.model.dlsn import DLSN
+from dlog.model.dlsn import DLSN, of
 from dlog.model.segment import StreamMetadata, Truncation
 from dlog.stores.contract import StoreOutOfReachError
 from tests.unit.log.stage import Actor, Stage, batch
@@ -156,3 +157,22 @@ def test_while_a_log_is_read_truncation_moves_the_point_and_deletes_nothing() ->
     assert kept <= stage.stored.keys(), "the producer table may be in a truncated segment"
     stage.release()
     assert not kept & stage.stored.keys()
+
+
+def test_a_completed_last_segment_ends_the_log_only_once_recovery_has_confirmed_its_end() -> None:
+    """A Java writer may have listed too low an end: its last records would come back after the truncation."""
+    stage = WatchedStage()
+    first = stage.taken("p1", THREE)
+    written_by(first, 2)
+    first.ask(batch(3))
+    first.ask(HandOverStream())
+    last = stage.value.segments[-1]
+    assert last.completed
+    owner = stage.owner("p2", THREE)
+    stage.hold(RecoverSegment)
+    owner.take()
+    behind = of(last.number + 1, 0, 0)
+    refused = owner.ask(TruncateBefore(behind))
+    assert isinstance(refused, NotReadyError) and f"the segment at {of(last.number, 0, 0)}" in refused.message
+    stage.release()
+    assert owner.ask(TruncateBefore(behind)) == behind
