@@ -99,19 +99,19 @@ class LedgerCluster:
                 tasks.create_task(write(), name=f"fill ledgers {number}")
         return made
 
-    async def values(self) -> AsyncGenerator[LedgerMetadata, None]:
-        """The metadata of every ledger. Raises CannotRunError if that of one cannot be read."""
+    async def values(self) -> AsyncGenerator[tuple[LedgerId, LedgerMetadata], None]:
+        """Every ledger with its metadata. Raises CannotRunError if that of one cannot be read."""
         async for ledger in self._metadata.ledgers():
             outcome = await self._metadata.read(LedgerKey(ledger))
             if isinstance(outcome, Versioned):
-                yield outcome.value
+                yield ledger, outcome.value
             elif not isinstance(outcome, Missing):
                 raise CannotRunError(f"the metadata of a ledger cannot be read: ledger={ledger} reason={outcome}")
 
     async def bytes_on(self, bookie: BookieId) -> int:
         """Bytes of payload that the bookie holds of closed ledgers, by their metadata."""
         held = 0
-        async for value in self.values():
+        async for _, value in self.values():
             for begin, end, ensemble in _ranges(value):
                 if bookie in ensemble:
                     share = value.quorum.write / len(ensemble)
@@ -134,17 +134,22 @@ class LedgerCluster:
             await self._metadata.zookeeper.delete(f"{LedgerPaths().available}/{bookie}", ANY_VERSION)
 
     async def wait_repaired(self, bookie: BookieId, lost_s: float, within_s: float) -> Repaired:
-        """Wait until no ledger names the bookie and nothing is marked. Raises CannotRunError."""
+        """Wait until no ledger names the bookie and nothing is marked. Raises CannotRunError with what is left."""
         began_s: float | None = None
 
         async def is_whole() -> bool:
             nonlocal began_s
             if await self._is_unmarked():
-                return not await self._is_named(bookie)
+                return not await self._naming(bookie)
             began_s = began_s or time.monotonic()
             return False
 
-        await until(is_whole, within_s, f"ledgers still name the lost bookie {bookie}, or are marked", LOOK_S)
+        try:
+            await until(is_whole, within_s, f"the copies of the lost bookie {bookie} were not all made again", LOOK_S)
+        except CannotRunError as late:
+            named, marked = await self._naming(bookie), (await self._marks.summary()).ledgers
+            what = f"{marked} ledgers are marked, {len(named)} still name it: {named[:5]}"
+            raise CannotRunError(f"{late}: {what}") from None
         return Repaired(lost_s if began_s is None else began_s, time.monotonic())
 
     async def verify(self) -> Totals:
@@ -162,13 +167,15 @@ class LedgerCluster:
     async def _is_unmarked(self) -> bool:
         return not (await self._marks.summary()).ledgers
 
-    async def _is_named(self, bookie: BookieId) -> bool:
-        """Whether the metadata of any ledger names the bookie."""
+    async def _naming(self, bookie: BookieId) -> list[str]:
+        """The ledgers whose metadata names the bookie, each with its state and number of fragments."""
+        found: list[str] = []
         async with aclosing(self.values()) as values:
-            async for value in values:
+            async for ledger, value in values:
                 if any(bookie in fragment.ensemble for fragment in value.fragments):
-                    return True
-        return False
+                    state = "closed" if value.is_closed else "open"
+                    found.append(f"{ledger} {state} with {len(value.fragments)} fragments")
+        return found
 
 
 def _ranges(value: LedgerMetadata) -> list[tuple[int, int, tuple[BookieId, ...]]]:
