@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.simulation import __main__ as command
-from tests.simulation import hunting, judging, record, rooms
+from tests.simulation import hunted_code, hunting, judging, record, rooms
 from tests.simulation.hunting import Broken, Chunk, Tally
 from tests.simulation.mutant_table import hunt
 from tests.simulation.mutants.ledger import MUTANTS
@@ -215,3 +215,18 @@ def test_the_first_changed_name_is_read_whole(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(record, "ROOT", tmp_path)
     assert record.changed_names() == ["record.json"]
     assert record.refuse_changes(tmp_path / "record.json") == record.git("rev-parse", "HEAD")
+
+
+def test_the_code_of_a_simulation_is_what_it_imports() -> None:
+    files = hunted_code.files_of("files")
+    assert {"dlog/stores/file/segment_files.py", "tests/simulation/file_world.py", "dlog/errors.py"} <= set(files)
+    assert not any(name.startswith(("dlog/cli/", "dlog/ledger/", ".venv")) for name in files)
+
+
+def test_a_hunt_counts_as_long_as_its_code_is_unchanged() -> None:
+    changed = {"old": ["a.py"], "new": [], "newer": []}
+    hunts = [{"commit": name, "seeds": 100} for name in changed]
+    assert hunted_code.standing(hunts, changed.__getitem__) == (200, [])
+    changed["newer"] = ["b.py"]
+    assert hunted_code.standing(hunts, changed.__getitem__) == (100, ["b.py"])
+    assert hunted_code.changed_since(["dlog/errors.py"], "0" * 40) == ["dlog/errors.py"], "not in this clone"
