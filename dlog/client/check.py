@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterable
 from operator import index
@@ -42,6 +43,20 @@ def check_thread(own: threading.Thread) -> None:
         raise InvalidRequestError(
             "a blocking client was called in its own event loop thread, where waiting would never end; call it in "
             f"another thread, or use the asyncio client (dlog.connect): thread={own.name}"
+        )
+
+
+def check_loop(own: asyncio.AbstractEventLoop | None, *, outcome_unknown: bool = False) -> None:
+    """Raise InvalidRequestError outside the event loop `own`: asyncio objects work in one loop, and in its thread."""
+    try:
+        is_own = asyncio.get_running_loop() is own
+    except RuntimeError:  # none runs in this thread
+        is_own = False
+    if not is_own:
+        raise InvalidRequestError(
+            "a client belongs to the event loop that it was opened in; open another one with dlog.connect in this "
+            "loop, or use the blocking one (dlog.connect_sync), which works in any thread",
+            outcome_unknown=outcome_unknown,
         )
 
 

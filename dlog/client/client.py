@@ -29,7 +29,7 @@ from dlog.client.address import REGION, target_addresses
 from dlog.client.asking import ask, list_owned
 from dlog.client.background_tasks import BackgroundTasks
 from dlog.client.batch import BatchResult
-from dlog.client.check import check_txid, checked_batch, checked_payload
+from dlog.client.check import check_loop, check_txid, checked_batch, checked_payload
 from dlog.client.options import ClientOptions
 from dlog.client.pipeline import Pipeline, finish_after
 from dlog.client.position import Position, begin_of
@@ -90,12 +90,16 @@ class AppendSummary:
 
 
 class Client:
-    """Writes, reads and manages a cluster's streams. Made by `connect`; bound to one event loop and one process."""
+    """Writes, reads and manages a cluster's streams. Made by `connect`; bound to one event loop and one process.
+
+    A call in another event loop raises InvalidRequestError, one in a forked child ClosedError.
+    """
 
     def __init__(self, addresses: tuple[str, ...], options: ClientOptions) -> None:
         self.addresses = addresses
         self.options = options
         self._forks = forks.count
+        self._loop: asyncio.AbstractEventLoop | None = None  # that the client was opened in
         self._router: Router | None = None
         self._producers: dict[str, Producer] = {}
         self._resting: WeakValueDictionary[str, Producer] = WeakValueDictionary()  # dropped, if a pipeline uses them
@@ -104,6 +108,7 @@ class Client:
         self._broken: DLogError | None = None
 
     async def __aenter__(self) -> Client:
+        self._loop = asyncio.get_running_loop()
         self._incarnation = BackgroundTasks("dlog client", self._on_defect)
         await self._incarnation.start()
         self._router = Router(self.addresses, self.options, random.Random(os.urandom(8)), self._incarnation.spawn)
@@ -121,6 +126,7 @@ class Client:
         """
         if self._incarnation is None or self._router is None:
             return
+        check_loop(self._loop)
         if orderly and self._broken is None:
             try:
                 async with asyncio.timeout(self.options.close_deadline_s):
@@ -158,7 +164,7 @@ class Client:
         will be. Cancelling stops the wait only: a record already buffered is still written.
         """
         producer = self._producers.get(stream)
-        if producer is None or self._forks != forks.count:
+        if producer is None or self._forks != forks.count or asyncio.get_running_loop() is not self._loop:
             producer = self._producer(stream)
         if type(payload) is not bytes:
             payload = checked_payload(payload)
@@ -577,6 +583,7 @@ class Client:
         if self._router is None:
             raise ClosedError("open the client first: async with dlog.connect(...) as client")
         forks.check(self._forks)
+        check_loop(self._loop)
         if stream is not None:
             stream_name(stream)
         return self._router
@@ -589,6 +596,8 @@ class Client:
                 self._let_go()
             producer = self._resting.pop(stream, None) or Producer(stream, router, self.options)
             self._producers[stream] = producer
+        else:
+            check_loop(self._loop)
         return producer
 
     def _let_go(self) -> None:

@@ -234,7 +234,7 @@ class Pipeline:
         self._check()
 
     async def _news(self) -> None:
-        self._producer.check_process(outcome_unknown=True)
+        self._producer.check_place(outcome_unknown=True)
         news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(news)
         await news

@@ -28,6 +28,7 @@ from dlog.client import forks
 from dlog.client.backoff import Backoff
 from dlog.client.batch import SLOT_BYTES, Batch, BatchFuture, BatchListener, BatchResult, too_large
 from dlog.client.batch_queue import BatchBorrower, BatchQueue
+from dlog.client.check import check_loop
 from dlog.client.connection import Connection
 from dlog.client.options import RECORD_BYTES_MAX, ClientOptions
 from dlog.client.owner_finder import OwnerFinder
@@ -94,23 +95,24 @@ class Producer:
     def append_and_lend(self, payload: bytes, txid: int | None, borrower: BatchBorrower) -> None:
         """Append one record, and lend the rest of its batch to `borrower`: it adds records without calling this class.
 
-        payload: at most RECORD_BYTES_MAX bytes. Raises ClosedError (nothing appended).
+        payload: at most RECORD_BYTES_MAX bytes. Raises ClosedError, InvalidRequestError (nothing appended).
         """
-        if self._closed is not None or self._forks != forks.count:  # `check_open` inlined: it is called often
-            self.check_open()
+        self.check_open()
         self.queue.append_and_lend(payload, txid, borrower)
         if not self._pump_due:
             self._pump_soon()
 
     def check_open(self) -> None:
-        """Raise ClosedError if the producer is closed, or belongs to the parent process."""
+        """Raise ClosedError if the producer is closed; see `check_place`."""
         if self._closed is not None:
             raise to_raise(self._closed)
-        self.check_process()
+        self.check_place()
 
-    def check_process(self, *, outcome_unknown: bool = False) -> None:
-        """Raise ClosedError in a child process: the parent sends what was buffered before the fork."""
+    def check_place(self, *, outcome_unknown: bool = False) -> None:
+        """Raise ClosedError in a child process: the parent sends what was buffered before the fork. Raise
+        InvalidRequestError in another event loop: the producer would never wake its waiters there."""
         forks.check(self._forks, outcome_unknown=outcome_unknown)
+        check_loop(self._loop, outcome_unknown=outcome_unknown)
 
     def add_batch(self, payloads: Sequence[bytes], txid: int | None) -> asyncio.Future[BatchResult]:
         """Append records atomically; the future's result is where they are. Cancelling it stops the wait only.
