@@ -123,21 +123,23 @@ class Client:
         """Wait for pending batches (if `orderly`, for at most `close_deadline_s`), then close. Idempotent.
 
         Appends that are still unanswered fail with ClosedError, whose `outcome_unknown` says if one may be written.
+        Cancelling ends the wait for pending batches: the client is closed at once.
         """
         if self._incarnation is None or self._router is None:
             return
         check_loop(self._loop)
-        if orderly and self._broken is None:
-            try:
+        try:
+            if orderly and self._broken is None:
                 async with asyncio.timeout(self.options.close_deadline_s):
                     for producer in (*self._producers.values(), *self._resting.values()):
                         await producer.queue.wait_empty()
-            except TimeoutError:
-                pass  # each pending append fails below with its own error
-        self._broken = self._broken or ClosedError("this client is closed; open another one with dlog.connect")
-        self._close_producers()
-        self._router.pool.close()
-        await self._incarnation.stop()
+        except TimeoutError:
+            pass  # each pending append fails below with its own error
+        finally:  # also when the wait is cancelled
+            self._broken = self._broken or ClosedError("this client is closed; open another one with dlog.connect")
+            self._close_producers()
+            self._router.pool.close()
+            await self._incarnation.stop()
 
     async def reach(self, patience_s: float = 3.0) -> None:
         """Check the address: wait until any proxy answers. Optional before other calls.
