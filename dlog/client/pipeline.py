@@ -36,8 +36,8 @@ class Pipeline:
     write one stream, each with its own order and its own failure.
 
     The end of the block waits until all records are durable, and raises the first failure (see `drain`). If the block
-    is left by an exception, also a cancellation, that exception is raised at once: records that were not sent yet are
-    withdrawn, those that were sent may still be written, and `on_written` is not called any more.
+    is left by an exception, also a cancellation, even of that wait, the exception is raised at once: records that were
+    not sent yet are withdrawn, those that were sent may still be written, and `on_written` is not called any more.
     """
 
     def __init__(self, producer: Producer, on_written: Callable[[BatchResult], None] | None = None) -> None:
@@ -67,13 +67,17 @@ class Pipeline:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            await self.drain()
-        elif self._cause is None:
-            self._producer.queue.end_loan()
-            self._cause = ClosedError("the block of this pipeline was left by an exception")
-            self._on_failed(self._reported)
-        self._failure = self._failure or ClosedError("the block of this pipeline has ended; make another pipeline")
+        is_drained = False
+        try:
+            if error is None:
+                await self.drain()
+                is_drained = True
+        finally:
+            if not is_drained and self._cause is None:
+                self._producer.queue.end_loan()
+                self._cause = ClosedError("the block of this pipeline was left by an exception")
+                self._on_failed(self._reported)
+            self._failure = self._failure or ClosedError("the block of this pipeline has ended; make another pipeline")
 
     @property
     def obstacle(self) -> DLogError | None:
