@@ -242,17 +242,27 @@ class SyncClient:
     def _pull(self, running: _ClientThread, items: AsyncGenerator[T, None] | Reader[T]) -> Generator[T, None, None]:
         """Iterate in this thread over items made in the client's thread; about 50 µs for each."""
 
+        step: asyncio.Task[Any] | None = None
+
         async def following() -> tuple[T, ...]:
+            nonlocal step
+            step = asyncio.current_task()
             async for item in items:
                 return (item,)
             return ()
+
+        async def ending() -> None:
+            if step is not None and not step.done():  # KeyboardInterrupt ended the wait for it
+                step.cancel()
+                await asyncio.wait((step,))
+            await items.aclose()
 
         try:
             while found := running.wait(following()):
                 yield from found
         finally:
             if running.is_here and not running.is_own_thread:  # else the loop closes it
-                running.wait(items.aclose())
+                running.wait(ending())
 
     def _running(self) -> _ClientThread:
         self._check_open()

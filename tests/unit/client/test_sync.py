@@ -27,7 +27,7 @@ from dlog.errors import ClosedError, DLogError, InvalidRequestError, RecordTooLa
 from dlog.model.dlsn import of
 from dlog.model.sink import SinkBatch
 from dlog.wire import proxy
-from tests.unit.client.proxy_double import Double
+from tests.unit.client.proxy_double import Double, Peer
 from tests.unit.client.scripts import ENDS, Holding, failing, source_of
 
 WITHIN_S = 60.0
@@ -506,6 +506,19 @@ def test_a_client_that_another_thread_closes_leaves_nobody_waiting(where: str) -
         assert found, "it hangs"
     assert isinstance(found[0], ClosedError)
     assert found[0].outcome_unknown
+
+
+def test_ctrl_c_in_a_read_that_is_connecting_is_raised_as_such() -> None:
+    """The attempt to connect takes several turns of the loop to end."""
+
+    def interrupt(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Hello):
+            signal.pthread_kill(main, signal.SIGINT)
+        return True
+
+    main = threading.get_ident()
+    with serving(script=interrupt) as (_, client), pytest.raises(KeyboardInterrupt):
+        next(client.read("s"))
 
 
 def test_a_closed_client_says_so() -> None:
