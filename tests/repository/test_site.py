@@ -14,6 +14,7 @@ import pytest
 from dlog.io.settings import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
+PROSE_MAX = 100
 PARTS = (
     "docs",
     "dlog",
@@ -93,3 +94,16 @@ def test_broken_links_and_anchors_fail(tmp_path: Path) -> None:
     built = build(tmp_path, tmp_path / "out")
     assert built.returncode != 0
     assert "no-such-page.md" in built.stderr and "no-such-anchor" in built.stderr
+
+
+def test_prose_is_at_most_100_characters_wide() -> None:
+    """All but tables, headings, code, HTML, and links that are longer than that by themselves."""
+    wide = []
+    for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]):
+        is_code = False
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            is_code ^= line.lstrip().startswith("```")
+            is_prose = not is_code and not line.startswith(("    ", "|", "#", "<"))
+            if is_prose and len(line) > PROSE_MAX and " " in line.strip()[:PROSE_MAX]:
+                wide.append(f"{page.relative_to(ROOT)}:{number}")
+    assert not wide
