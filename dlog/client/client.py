@@ -203,6 +203,7 @@ class Client:
 
         on_written: called with each run of records, in order, as it becomes durable. The first failure ends the call:
         later records are not sent any more, and the error is raised when the outcome of every record taken is known.
+        An asynchronous iterable that is waiting for its next record then is cancelled.
         `error.fates` lists, for the records not passed to `on_written`, whether they are written (and where), not
         written, or unknown (see dlog.Fate; `index` counts `payloads` from 0). If `error.outcome_unknown` is False, none
         of these is in the log, and all may be sent again.
@@ -224,9 +225,10 @@ class Client:
         pipeline = self.pipeline(stream, written)
         try:
             if isinstance(payloads, AsyncIterable):
-                async for payload in payloads:
-                    while not pipeline.append_nowait(payload):
-                        await pipeline.room()
+                async with pipeline.until_failure():
+                    async for payload in payloads:
+                        while not pipeline.append_nowait(payload):
+                            await pipeline.room()
             else:
                 for payload in payloads:
                     while not pipeline.append_nowait(payload):

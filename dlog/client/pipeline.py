@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
 
 from dlog.client.batch import SLOT_BYTES, BatchListener, BatchResult, result_of
@@ -60,6 +61,7 @@ class Pipeline:
         self._failure: BaseException | None = None  # set when all fates are known; every later call raises it
         self._has_raised = False  # a call has raised it
         self._waiting: list[asyncio.Future[None]] = []  # woken after each reply
+        self._until_failure: asyncio.Timeout | None = None  # expires once a record fails
 
     async def __aenter__(self) -> Pipeline:
         return self
@@ -128,6 +130,17 @@ class Pipeline:
             await self._producer.queue.room.wait()
             self._has_turn = True
             await self._wait_fates()
+
+    @asynccontextmanager
+    async def until_failure(self) -> AsyncGenerator[None, None]:
+        """Cancel the block once a record has failed or `on_written` has raised. Then the block raises TimeoutError, and
+        the next call the failure. Use it once."""
+        async with asyncio.timeout(None) as block:
+            self._until_failure = block
+            try:
+                yield
+            finally:
+                self._until_failure = None
 
     async def put(self, payloads: Sequence[bytes], *, txid: int | None = None) -> None:
         """Buffer one batch (see `Client.append_batch`), after waiting for room in the buffer.
@@ -199,6 +212,9 @@ class Pipeline:
 
     def _on_failed(self, index: int) -> None:
         """A record failed: withdraw the later ones."""
+        block, self._until_failure = self._until_failure, None
+        if block is not None:
+            block.reschedule(0.0)
         if self._first_failed is None or index < self._first_failed:
             self._first_failed = index
             self._producer.withdraw()

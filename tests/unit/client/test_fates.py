@@ -198,6 +198,46 @@ async def test_append_many_raises_its_failure_once() -> None:
     assert e.value.message.count("records of this pipeline") == 1
 
 
+@pytest.mark.parametrize("fails", ["record", "listener"])
+async def test_append_many_ends_after_a_failure_while_its_source_waits(fails: str) -> None:
+    """As a source that makes a record for each one written: it waits for ever."""
+    ended: list[str] = []
+
+    async def source() -> AsyncIterator[bytes]:
+        try:
+            yield b"a"
+            yield b"b"
+            await asyncio.Event().wait()
+        finally:
+            ended.append("source")
+
+    def listen(row: dlog.BatchResult) -> None:
+        raise ZeroDivisionError
+
+    script = failing(1, 413) if fails == "record" else None
+    async with Double(script=script) as double, dlog.connect(double.target) as client:
+        async with asyncio.timeout(60.0):
+            error = await error_of(client.append_many("s", source(), on_written=listen))
+        assert await client.append("s", b"c")
+    assert isinstance(error, dlog.RecordTooLargeError if fails == "record" else ZeroDivisionError), error
+    if fails == "record":
+        assert told(error) == [(0, 2, Outcome.NOT_WRITTEN)]
+    assert ended == ["source"]
+    assert double.log.payloads == ([b"c"] if fails == "record" else [b"a", b"b", b"c"])
+
+
+async def test_a_timeout_of_the_source_is_no_failure_of_a_record() -> None:
+    async def source() -> AsyncIterator[bytes]:
+        yield b"a"
+        raise TimeoutError("of the source")
+
+    async with Double() as double, dlog.connect(double.target) as client:
+        error = await error_of(client.append_many("s", source()))
+    assert isinstance(error, TimeoutError)
+    assert error.args == ("of the source",)
+    assert double.log.payloads == [b"a"]
+
+
 async def test_a_record_that_was_written_behind_a_refused_one_is_told_with_its_place() -> None:
     def write(peer: Peer, message: proxy.Message) -> bool:
         """Write a batch as a log that accepts a producer's batch after a gap."""
