@@ -41,8 +41,8 @@ class ProxyConnection(asyncio.Protocol):
     async def open(cls, address: str, *, role: str, name: str, timeout_s: float, preamble: bytes = b"") -> Self:
         """Connect and exchange Hello and Welcome within timeout_s.
 
-        role, name: of this process (docs/protocol.md 1.2). preamble: sent first. Raises UnavailableError. A cancelled
-        open leaves no connection.
+        role, name: of this process (docs/protocol.md 1.2). preamble: sent first. Raises UnavailableError, also if the
+        proxy refuses the Hello, whatever its error. A cancelled open leaves no connection.
         """
         link = cls(address)
         try:
@@ -57,6 +57,13 @@ class ProxyConnection(asyncio.Protocol):
         except (OSError, ValueError) as error:
             link.close()
             raise UnavailableError(f"cannot connect to the proxy: {error}: address={address}") from error
+        except DLogError as error:
+            link.close()
+            if isinstance(error, ConnectionLostError):
+                raise
+            raise UnavailableError(
+                f"the proxy refused the connection, {error.message}: address={address}", outcome_unknown=False
+            ) from error
         except BaseException:
             link.close()
             raise
