@@ -141,7 +141,9 @@ class _Bar:
         self._bar.update(self._task, total=total, completed=total - left)
 
     def note(self, text: str) -> None:
-        self._bar.console.print(text, markup=False, highlight=False)
+        from rich.text import Text
+
+        self._bar.console.print(Text(text), soft_wrap=True)  # as it is: no markup, no line breaks in addresses
 
 
 @contextmanager

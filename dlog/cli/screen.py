@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dlog.cli.output import output, size_text
 from dlog.cli.parts import State, SupervisedProcess
@@ -12,6 +12,7 @@ from dlog.cli.parts import State, SupervisedProcess
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
+    from rich.text import Text
 
 
 class Screen(Protocol):
@@ -84,7 +85,9 @@ class _TableScreen:
         self.tick()
 
     def message(self, text: str) -> None:
-        self._live.console.print(text, highlight=False)
+        from rich.text import Text
+
+        self._live.console.print(Text(text), soft_wrap=True)  # as it is: no markup, no line breaks in addresses
 
     def tick(self) -> None:
         self._live.update(self._table(), refresh=True)
@@ -112,15 +115,18 @@ class _TableScreen:
         return table
 
 
-def _row(part: SupervisedProcess) -> tuple[Any, ...]:
+def _row(part: SupervisedProcess) -> tuple[Text, ...]:
+    """The cells; a plain text would be read as markup, such as an IPv6 address in brackets."""
+    from rich.text import Text
+
     rss = part.rss_bytes()
     colour = {State.READY: "green", State.WAITING: "red", State.STOPPED: "dim"}.get(part.state, "yellow")
     return (
-        part.role,
-        part.id,
-        part.address,
-        str(part.pid or "-"),
-        f"[{colour}]{part.state.value}[/{colour}]",
-        str(part.restarts),
-        size_text(rss) if rss is not None else "-",
+        Text(part.role),
+        Text(part.id),
+        Text(part.address),
+        Text(str(part.pid or "-")),
+        Text(part.state.value, style=colour),
+        Text(str(part.restarts)),
+        Text(size_text(rss) if rss is not None else "-"),
     )
