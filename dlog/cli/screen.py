@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from dlog.cli.output import output, size_text
+from dlog.cli.output import drop, output, size_text
 from dlog.cli.parts import State, SupervisedProcess
 
 if TYPE_CHECKING:
@@ -67,7 +69,10 @@ class LineScreen:
 
 
 class _TableScreen:
-    """Live table with role, id, address, pid, state, restarts and memory of each part."""
+    """Live table with role, id, address, pid, state, restarts and memory of each part.
+
+    It ends no cluster that its terminal is gone: SIGHUP does, unless the cluster was started to ignore it.
+    """
 
     def __init__(self, parts: Sequence[SupervisedProcess]) -> None:
         from rich.console import Console
@@ -76,7 +81,8 @@ class _TableScreen:
         self._parts = parts
         self._shown: dict[str, State] = {}
         self._live: Live = Live(self._table(), console=Console(), auto_refresh=False)
-        self._live.start()
+        with _terminal():
+            self._live.start()
 
     def changed(self, part: SupervisedProcess) -> None:
         if self._shown.get(part.name) is not part.state and part.state is State.WAITING:
@@ -87,14 +93,17 @@ class _TableScreen:
     def message(self, text: str) -> None:
         from rich.text import Text
 
-        self._live.console.print(Text(text), soft_wrap=True)  # as it is: no markup, no line breaks in addresses
+        with _terminal():
+            self._live.console.print(Text(text), soft_wrap=True)  # as it is: no markup, no line breaks in addresses
 
     def tick(self) -> None:
-        self._live.update(self._table(), refresh=True)
+        with _terminal():
+            self._live.update(self._table(), refresh=True)
 
     def close(self) -> None:
         self.tick()
-        self._live.stop()
+        with _terminal():
+            self._live.stop()
 
     def _table(self) -> Table:
         from rich.table import Table
@@ -113,6 +122,18 @@ class _TableScreen:
         for part in self._parts:
             table.add_row(*_row(part))
         return table
+
+
+@contextmanager
+def _terminal() -> Iterator[None]:
+    """Context for writes to the terminal: once it is hung up, they are dropped. Raises OutputLostError."""
+    with output():
+        try:
+            yield
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            drop(sys.stdout)
 
 
 def _row(part: SupervisedProcess) -> tuple[Text, ...]:

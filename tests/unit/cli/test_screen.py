@@ -1,4 +1,4 @@
-"""Tests of what `dlog up` prints on a terminal: each text as it is."""
+"""Tests of what `dlog up` prints on a terminal: each text as it is, and nothing once the terminal is gone."""
 
 from __future__ import annotations
 
@@ -40,9 +40,14 @@ class Terminal:
             missing = [text for text in texts if text not in shown]
         return not missing
 
+    def hang_up(self) -> None:
+        os.close(self.master)
+        self.master = -1
+
     def close(self) -> None:
         self.stream.close()
-        os.close(self.master)
+        if self.master >= 0:
+            os.close(self.master)
 
 
 @contextmanager
@@ -74,6 +79,17 @@ def test_the_table_and_messages_show_each_text_as_it_is(tmp_path: Path, monkeypa
         assert shown.shows(ADDRESS, BOOKIE)
         screen.message(MESSAGE)
         assert shown.shows(MESSAGE)
+        screen.close()
+
+
+def test_a_terminal_that_is_hung_up_ends_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its SIGHUP has `dlog up` stop in order, which prints, too."""
+    with terminal(monkeypatch) as shown:
+        screen = open_screen(parts(tmp_path))
+        screen.tick()
+        shown.hang_up()
+        screen.message("stopping")
+        screen.tick()
         screen.close()
 
 
