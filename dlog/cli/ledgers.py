@@ -30,10 +30,11 @@ from dlog.cli.output import (
     say_table,
 )
 from dlog.errors import DamagedError, DLogError, LedgerNotFoundError, UnavailableError, UnsupportedVersionError
-from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
+from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 
 if TYPE_CHECKING:
     from dlog.io.ledgers import Ledgers
+    from dlog.io.zookeeper_metadata import ZooKeeperMetadata
     from dlog.model.ledger import LedgerMetadata
     from dlog.model.verification import Verified
 
@@ -374,20 +375,20 @@ def strays(first: int, gap: int, hosts: str | None, namespace: str | None, direc
     """Find ledgers that bookies hold but metadata does not name, as after ZooKeeper was restored from a backup.
 
     Looks for every id on every bookie. `dlog ledger adopt` makes such a ledger readable. Exit 1 if a bookie did not
-    answer. Ledgers of deleted streams are listed too, until garbage collection has removed them.
+    answer, or is away. Ledgers of deleted streams are listed too, until garbage collection has removed them.
     """
 
-    async def work() -> list[UnlistedLedger]:
+    async def work() -> tuple[list[UnlistedLedger], frozenset[BookieId]]:
         async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
-            members = await metadata.members()
-        bookies = frozenset([*members.writable, *members.readonly])
+            bookies, away = await _bookies_of(metadata)
         async with ledgers_of(hosts, namespace, directory) as ledgers:
-            return [stray async for stray in find_unlisted_ledgers(ledgers, bookies, first=LedgerId(first), gap=gap)]
+            strays = find_unlisted_ledgers(ledgers, bookies, first=LedgerId(first), gap=gap)
+            return [stray async for stray in strays], away
 
     from dlog.io.unlisted_ledgers import UnlistedLedger, find_unlisted_ledgers
 
-    found = asyncio.run(work())
-    silent = sorted({bookie for stray in found for bookie in stray.silent})
+    found, away = asyncio.run(work())
+    silent = sorted(away.union(*(stray.silent for stray in found)))
     found = [stray for stray in found if stray.bookies]
     if as_json:
         say_json({"strays": [{"ledger": s.ledger, "bookies": s.bookies} for s in found], "silent": silent})
@@ -410,20 +411,41 @@ def strays(first: int, gap: int, hosts: str | None, namespace: str | None, direc
     show_default=True,
     help="Digest type of its entries; ledgers of dlog have CRC32C.",
 )
+@click.option(
+    "--incomplete",
+    is_flag=True,
+    help="Adopt it though bookies do not answer. Its recovery ends before the first entry that only they hold.",
+)
 @zookeeper_options
 def adopt(
-    number: int, digest: str, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool
+    number: int,
+    digest: str,
+    incomplete: bool,
+    hosts: str | None,
+    namespace: str | None,
+    directory: str | None,
+    as_json: bool,
 ) -> None:
     """Write metadata for LEDGER, which bookies hold but metadata does not name, so that it can be recovered and read.
 
-    Next: `dlog ledger recover LEDGER`, `dlog ledger read LEDGER`. It belongs to no stream.
+    Refused while a bookie that may hold some of its entries does not answer. Next: `dlog ledger recover LEDGER`, `dlog
+    ledger read LEDGER`. It belongs to no stream.
     """
 
     async def work() -> dict[str, Any]:
         async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
-            members = await metadata.members()
+            bookies, away = await _bookies_of(metadata)
         async with ledgers_of(hosts, namespace, directory) as ledgers:
-            vetted = await ledgers.find_holders(LedgerId(number), [*members.writable, *members.readonly])
+            vetted = await ledgers.find_holders(LedgerId(number), bookies)
+            silent = sorted(away | (bookies - vetted.known_to - vetted.unknown_to))
+            if silent and not incomplete:
+                raise CommandError(
+                    f"bookies that may hold entries of the ledger do not answer: ledger={number} "
+                    f"bookies={','.join(silent)}",
+                    "start them, or take lost ones out with `dlog bookie decommission`; --incomplete adopts what the "
+                    "others hold",
+                    misused=False,
+                )
             if not vetted.known_to:
                 raise CommandError(
                     f"no bookie has the ledger: ledger={number}", "`dlog ledger strays` lists such ledgers"
@@ -438,6 +460,13 @@ def adopt(
     else:
         bookies = ", ".join(info["fragments"][0]["bookies"])
         say(f"ledger {number} has metadata now, on {bookies}; next: dlog ledger recover {number}")
+
+
+async def _bookies_of(metadata: ZooKeeperMetadata) -> tuple[frozenset[BookieId], frozenset[BookieId]]:
+    """The registered bookies, and those of the cluster that are away."""
+    members = await metadata.members()
+    registered = frozenset([*members.writable, *members.readonly])
+    return registered, await metadata.bookies_with_cookie() - registered
 
 
 def _is_confirmed(future: asyncio.Future[EntryId]) -> bool:

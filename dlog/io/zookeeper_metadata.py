@@ -218,6 +218,13 @@ class ZooKeeperMetadata:
         for role in PROXY_ROLES:
             await self._registrations.drop(self._stream_paths.proxy(role, proxy))
 
+    async def bookies_with_cookie(self) -> frozenset[BookieId]:
+        """The bookies of the cluster, whether registered or away: a cookie is kept until the bookie is taken out."""
+        try:
+            return frozenset(map(BookieId, (await self.zookeeper.children(self._paths.cookies, fresh=True))[0]))
+        except NoNodeError:
+            return frozenset()
+
     async def read_cookie(self, bookie: BookieId) -> Versioned | Missing:
         try:
             data, stat = await self.zookeeper.get(self._paths.cookie(bookie), fresh=True)
