@@ -126,9 +126,11 @@ class ConnectionPool:
     async def connect_any(self, role: str, avoid: Collection[str] = ()) -> Connection:
         """A connection to the most promising address that answers.
 
-        Raises UnavailableError, which names all addresses tried; OverCapacityError if one had too many connections.
+        Raises UnavailableError, which names all addresses tried; OverCapacityError if one had too many connections. If
+        all refuse for good, raises the error of one, such as UnsupportedVersionError.
         """
         tried: list[str] = []
+        refused: list[DLogError] = []
         wrong: list[Connection] = []
         full: OverCapacityError | None = None
 
@@ -149,9 +151,12 @@ class ConnectionPool:
                 return None
             return connection
 
-        found = await self._first(self.candidates(role, avoid), suits, tried)
+        found = await self._first(self.candidates(role, avoid), suits, tried, refused)
         if found is None and wrong:
             found = wrong[0]
+        if found is None and refused and not tried:
+            raise refused[0]
+        tried += (error.message for error in refused)
         if found is None and full is not None:
             raise OverCapacityError(f"all proxies have too many connections; tried=[{'; '.join(tried)}]")
         if found is None:
@@ -166,15 +171,19 @@ class ConnectionPool:
             return connection if connection.is_forwarding else None
 
         likely = [a for a in self.candidates(role) if self._is_connected(a) or a in self.addresses.configured]
-        return await self._first(likely, suits, [])
+        return await self._first(likely, suits, [], [])
 
     async def _first(
-        self, addresses: Iterable[str], suits: Callable[[str], Coroutine[Any, Any, Connection | None]], tried: list[str]
+        self,
+        addresses: Iterable[str],
+        suits: Callable[[str], Coroutine[Any, Any, Connection | None]],
+        tried: list[str],
+        refused: list[DLogError],
     ) -> Connection | None:
         """The first suitable connection. After `direct_patience_s` without an answer the next address is tried
         concurrently (as in RFC 8305); attempts still pending when one succeeds are cancelled.
 
-        tried: the errors of unreachable addresses are appended to it. Raises any other error.
+        tried: the errors of unreachable addresses are appended to it. refused: those that no retry helps against.
         """
 
         async def attempt(address: str) -> Connection | DLogError | None:
@@ -184,11 +193,10 @@ class ConnectionPool:
                 return error
 
         found: Connection | None = None
-        obstacle: DLogError | None = None
         left = deque(addresses)
         async with asyncio.TaskGroup() as tries:
             running: dict[asyncio.Task[Connection | DLogError | None], str] = {}
-            while found is None and obstacle is None and (left or running):
+            while found is None and (left or running):
                 if left:
                     address = left.popleft()
                     running[tries.create_task(attempt(address), name=f"dlog client asks {address}")] = address
@@ -200,14 +208,12 @@ class ConnectionPool:
                         case UnavailableError() | ProtocolError() as error:
                             tried.append(error.message)
                         case DLogError() as error:
-                            obstacle = obstacle or error
+                            refused.append(error)
                         case answer:
                             found = found or answer
             for task, address in running.items():
                 self.addresses.on_slow(address, self._now_s())
                 task.cancel()
-        if found is None and obstacle is not None:
-            raise obstacle
         return found
 
     # ---- all ------------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ import pytest
 import dlog
 from dlog.client.connection import Connection
 from dlog.client.options import ClientOptions
-from dlog.errors import InvalidRequestError
-from dlog.wire.proxy import Done, GetOwner, Message, Read
+from dlog.errors import InvalidRequestError, UnavailableError, UnsupportedVersionError
+from dlog.wire.proxy import Done, Failed, GetOwner, Hello, Message, Read
+from tests.integration.proxies.unreachable import refused
 from tests.unit.client.proxy_double import Double, Peer
 
 
@@ -71,3 +72,36 @@ def test_the_region_of_the_environment_counts_if_no_other_is_given(monkeypatch: 
         dlog.connect("a:1")
     with pytest.raises(InvalidRequestError, match="such as region-1: region='-'"):
         dlog.connect("a:1", region="-")
+
+
+def of_another_version(peer: Peer, message: Message) -> bool:
+    if isinstance(message, Hello):
+        peer.send(Failed(message.request, 521, "protocol version not supported"))
+    return True
+
+
+async def test_a_proxy_of_another_version_is_passed_over() -> None:
+    """As in an upgrade: the others still serve."""
+    async with (
+        Double(script=of_another_version) as other,
+        Double() as double,
+        dlog.connect(f"dlog://{other.address},{double.address}") as client,
+    ):
+        assert await client.append("s", b"x")
+        assert [record.payload async for record in client.read("s")] == [b"x"]
+
+
+async def test_proxies_that_are_all_of_another_version_are_told_at_once() -> None:
+    async with Double(script=of_another_version) as double, dlog.connect(double.target) as client:
+        with pytest.raises(UnsupportedVersionError, match="not supported"):
+            await client.append("s", b"x")
+
+
+async def test_a_proxy_of_another_version_beside_one_out_of_reach_is_named_and_tried_again() -> None:
+    with refused() as away:
+        async with (
+            Double(script=of_another_version) as other,
+            dlog.connect(f"dlog://{other.address},{away}") as client,
+        ):
+            with pytest.raises(UnavailableError, match=r"refused.*not supported"):
+                await client.reach(0.0)
