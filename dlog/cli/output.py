@@ -37,6 +37,7 @@ from dlog.errors import (
     NotReadyError,
     OverCapacityError,
     OwnedElsewhereError,
+    PositionBeyondEndError,
     RecordTooLargeError,
     RequestTimeoutError,
     StreamExistsError,
@@ -72,7 +73,7 @@ _NEXT: dict[type[DLogError], str] = {
 }
 
 #: errors about the state of the cluster, not about the usage of the command: exit 1
-_STATE = (StreamNotFoundError, StreamExistsError, TxidOutOfOrderError, ClusterNotFoundError)
+_STATE = (StreamNotFoundError, StreamExistsError, PositionBeyondEndError, TxidOutOfOrderError, ClusterNotFoundError)
 
 
 class CommandError(DLogError):

@@ -12,6 +12,7 @@ from dlog.cli.output import EXIT_FAILED, EXIT_MISUSED, next_step
 from dlog.errors import (
     DLogError,
     InvalidRequestError,
+    PositionBeyondEndError,
     RequestTimeoutError,
     StreamNotFoundError,
     UnavailableError,
@@ -165,3 +166,14 @@ def test_a_working_directory_that_is_gone_is_told(
     said = capsys.readouterr().err
     assert "the working directory was deleted" in said or "zz" in said, said
     assert "next: " in said
+
+
+@pytest.mark.parametrize("command", ["truncate s 9:0:0", "read s --from 9:0:0"])
+def test_a_position_beyond_the_end_is_a_failure(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether there is a record so far depends on the stream, not on the usage; the help of `truncate` says so, too."""
+
+    async def refuse(*_: object) -> None:
+        raise PositionBeyondEndError("the truncation point is beyond the stream's end at 1:0:0: stream=s")
+
+    monkeypatch.setattr("dlog.client.client.Client.reach", refuse)
+    assert main([*command.split(), "--connect", NOBODY]) == EXIT_FAILED
