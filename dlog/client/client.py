@@ -31,7 +31,7 @@ from dlog.client.background_tasks import BackgroundTasks
 from dlog.client.batch import BatchResult
 from dlog.client.check import check_loop, check_txid, checked_batch, checked_payload
 from dlog.client.options import ClientOptions
-from dlog.client.pipeline import Pipeline, finish_after
+from dlog.client.pipeline import Pipeline, finish_after, until_failure
 from dlog.client.position import Position, begin_of
 from dlog.client.producer import Producer
 from dlog.client.reader import Reader, ReadProgress, ReadSession, iterate_batches, iterate_records
@@ -225,7 +225,7 @@ class Client:
         pipeline = self.pipeline(stream, written)
         try:
             if isinstance(payloads, AsyncIterable):
-                async with pipeline.until_failure():
+                async with until_failure(pipeline):
                     async for payload in payloads:
                         while not pipeline.append_nowait(payload):
                             await pipeline.room()

@@ -131,17 +131,6 @@ class Pipeline:
             self._has_turn = True
             await self._wait_fates()
 
-    @asynccontextmanager
-    async def until_failure(self) -> AsyncGenerator[None, None]:
-        """Cancel the block once a record has failed or `on_written` has raised. Then the block raises TimeoutError, and
-        the next call the failure. Use it once."""
-        async with asyncio.timeout(None) as block:
-            self._until_failure = block
-            try:
-                yield
-            finally:
-                self._until_failure = None
-
     async def put(self, payloads: Sequence[bytes], *, txid: int | None = None) -> None:
         """Buffer one batch (see `Client.append_batch`), after waiting for room in the buffer.
 
@@ -265,6 +254,18 @@ class Pipeline:
             self._has_raised = True
             # an exception of the user's callback is raised unchanged
             raise to_raise(failure) if isinstance(failure, DLogError) else failure
+
+
+@asynccontextmanager
+async def until_failure(pipeline: Pipeline) -> AsyncGenerator[None, None]:
+    """Cancel the block once a record of the pipeline has failed or `on_written` has raised. Then the block raises
+    TimeoutError, and the pipeline's next call the failure. Use it once for a pipeline."""
+    async with asyncio.timeout(None) as block:
+        pipeline._until_failure = block
+        try:
+            yield
+        finally:
+            pipeline._until_failure = None
 
 
 async def finish_after(error: Exception, pipeline: Pipeline) -> None:
