@@ -36,7 +36,8 @@ from tests.integration.spark.abandoned import Abandoned
 from tests.stopped_bookie import stopped_bookie
 
 PATIENCE_S = 120.0
-SMALL = " --bookies 1 --write-proxies 1 --read-proxies 1 --zookeeper {zookeeper} --namespace /{victim}"
+# without bookies: their cookies would stay, so that bookies of the shared ZooKeeper would be away
+SMALL = " --bookies 0 --write-proxies 1 --read-proxies 1 --zookeeper {zookeeper} --namespace /{victim}"
 
 
 class Case(NamedTuple):
