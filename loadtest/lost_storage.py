@@ -27,7 +27,7 @@ from loadtest.systems.lost_copies import LedgerCluster
 
 LOAD_S = 3600.0  # the load lasts until it is stopped
 WARMUP_S = 0.5  # of the load during which the bookie is lost
-REPAIR_S = 1800.0  # Java's AutoRecovery takes more than 600 s for 2 GB beside a writer
+REPAIR_S = 1800.0  # a run of Java's AutoRecovery with 2 GB was not done after 600 s
 LEAST_LOST_MB = 0.5  # so that a cluster that lost nothing is not measured
 ENTRY_LOGS = ("entries-*", "*.log")  # of dlog's bookies, of Java's
 
